@@ -1,5 +1,4 @@
-"""COCO's average precision and average recall for boxes: the numbers of pycocotools' COCOeval,
-without its loops.
+"""COCO's average precision and recall for boxes: pycocotools' COCOeval without its loops.
 
 Legend: K classes, A area ranges, T IoU thresholds, R recall points, M limits on detections per
 image and class.
@@ -25,17 +24,15 @@ class CocoResult:
     """COCO's numbers; -1 where there is no ground truth.
 
     stats: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl in [0, 1] or -1.
-    class_ids: int64 [K], sorted. precision: float64 [T, R, K, A, M]. recall: float64 [T, K, A, M].
-    As COCOeval.eval. images, instances: int64 [K], number of images with a ground truth of the
-    class, and of those ground truths, without crowds.
+    precision, recall: as COCOeval.eval.
     """
 
     stats: dict[str, float]
-    class_ids: np.ndarray
-    precision: np.ndarray
-    recall: np.ndarray
-    images: np.ndarray
-    instances: np.ndarray
+    class_ids: np.ndarray  # int64 [K], sorted
+    precision: np.ndarray  # float64 [T, R, K, A, M]
+    recall: np.ndarray  # float64 [T, K, A, M]
+    images: np.ndarray  # int64 [K], images with a ground truth of the class, without crowds
+    instances: np.ndarray  # int64 [K], ground truths of the class, without crowds
 
     @property
     def ap_per_iou(self) -> list[float]:
@@ -47,19 +44,19 @@ class CocoResult:
         """The twelve numbers of each class, by class id, and its `images` and `instances`."""
         table = {}
         for k, class_id in enumerate(self.class_ids.tolist()):
-            numbers = summarize(self.precision[:, :, k : k + 1], self.recall[:, k : k + 1])
-            table[class_id] = numbers | {
-                "images": int(self.images[k]),
-                "instances": int(self.instances[k]),
-            }
+            precision = self.precision[:, :, k : k + 1]
+            recall = self.recall[:, k : k + 1]
+            counts = {"images": int(self.images[k]), "instances": int(self.instances[k])}
+            table[class_id] = summarize(precision, recall) | counts
         return table
 
 
 def evaluate_boxes(
     truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids
 ) -> CocoResult:
-    """COCO's numbers for detections against ground truth, over the given images and classes;
-    ignores all other rows.
+    """COCO's numbers for detections against ground truth, over the given images and classes.
+
+    Rows of other images and classes are ignored.
 
     >>> truth = GroundTruth([7], [0], [[10, 10, 50, 50]], [2500], [False])
     >>> found = Detections([7, 7], [0, 0], [[10, 10, 50, 50], [300, 300, 9, 9]], [0.8, 0.9])
@@ -69,34 +66,40 @@ def evaluate_boxes(
     """
     matches = match_detections(truth, detections, image_ids=image_ids, class_ids=class_ids)
     precision, recall = precision_and_recall(matches)
-    stats = summarize(precision, recall)
     return CocoResult(
-        stats,
-        np.unique(class_ids).astype(np.int64),
-        precision,
-        recall,
-        matches.images,
-        matches.truths[0],
+        stats=summarize(precision, recall),
+        class_ids=np.unique(class_ids).astype(np.int64),
+        precision=precision,
+        recall=recall,
+        images=matches.images,
+        instances=matches.truths[0],
     )
 
 
 def precision_and_recall(
     matches: DetectionMatches, limits: Sequence[int] = MAX_DETECTIONS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M]; -1
-    without ground truth.
+    """Precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M].
 
-    `limits` must be ascending. Source: COCOeval.accumulate. Precision at a recall is the best
-    precision at that recall or a higher one.
+    -1 without ground truth. Precision at a recall is the best precision at that recall or a higher
+    one. limits: M numbers of detections per image and class, ascending.
+
+    Source: COCOeval.accumulate.
     """
     A, T, _ = matches.true_positive.shape
     K = matches.truths.shape[1]
-    precision = np.full((T, len(RECALL_POINTS), K, A, len(limits)), -1.0)
-    recall = np.full((T, K, A, len(limits)), -1.0)
-    for m in reversed(range(len(limits))):
+    R = len(RECALL_POINTS)
+    M = len(limits)
+    precision = np.full((T, R, K, A, M), -1.0)
+    recall = np.full((T, K, A, M), -1.0)
+
+    # The highest limit first: each lower one chooses from the detections of the one above.
+    for m in reversed(range(M)):
         limited = matches.top_k(limits[m])
-        if limited is matches and m + 1 < len(limits):
-            precision[..., m], recall[..., m] = precision[..., m + 1], recall[..., m + 1]
+        is_same = limited is matches and m + 1 < M
+        if is_same:
+            precision[..., m] = precision[..., m + 1]
+            recall[..., m] = recall[..., m + 1]
         else:
             _fill_curves(limited, precision[..., m], recall[..., m])
         matches = limited
@@ -104,8 +107,9 @@ def precision_and_recall(
 
 
 def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3]; -1 without
-    ground truth.
+    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3].
+
+    -1 without ground truth.
     """
     average = {
         "AP": precision[..., 0, 2],
@@ -132,10 +136,11 @@ def format_summary(stats: Mapping[str, float]) -> str:
     >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, -1.0)).splitlines()[1])
     AP50         -  average precision, IoU 0.50, all areas, 100 detections
     """
-    shown = {name: f"{stats[name]:.4f}" if stats[name] >= 0 else "-" for name in SUMMARY_MEANING}
-    return "\n".join(
-        f"{name:<6} {shown[name]:>7}  {meaning}" for name, meaning in SUMMARY_MEANING.items()
-    )
+    lines = []
+    for name, meaning in SUMMARY_MEANING.items():
+        value = f"{stats[name]:.4f}" if stats[name] >= 0 else "-"
+        lines.append(f"{name:<6} {value:>7}  {meaning}")
+    return "\n".join(lines)
 
 
 SUMMARY_MEANING = {
@@ -158,25 +163,24 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
     """Write precision [T, R, K, A] and recall [T, K, A] of classes that have ground truth."""
     A, T, _ = matches.true_positive.shape
     K = matches.truths.shape[1]
-    class_starts = np.searchsorted(matches.classes, np.arange(K))
+    classes = matches.classes
+    class_starts = np.searchsorted(classes, np.arange(K))
     for a in range(A):
-        known = matches.truths[a] > 0
-        needed = _hits_needed(matches.truths[a])
+        truths = matches.truths[a]
+        known = truths > 0
+        needed = _hits_needed(truths)
         for t in range(T):
-            best, hits = _envelope(
-                matches.true_positive[a, t],
-                matches.counted[a, t],
-                matches.classes,
-                class_starts,
-                needed,
-            )
+            true_positive = matches.true_positive[a, t]
+            counted = matches.counted[a, t]
+            best, hits = _envelope(true_positive, counted, classes, class_starts, needed)
             precision[t, :, known, a] = best[known]
-            recall[t, known, a] = hits[known] / matches.truths[a, known]
+            recall[t, known, a] = hits[known] / truths[known]
 
 
 def _hits_needed(truths: np.ndarray) -> np.ndarray:
-    """The fewest true positives that reach each recall: smallest n >= 1 with n / truths >= recall.
-    int64 [K, R].
+    """The fewest true positives that reach each recall point, int64 [K, R].
+
+    The smallest n >= 1 with n / truths >= recall.
     """
     total = np.maximum(truths, 1)[:, None]
     recall = np.asarray(RECALL_POINTS)
@@ -198,26 +202,41 @@ def _envelope(
 
     For one area range and threshold. Only the precision at true positives matters: between two of
     them it falls.
+
+    Args:
+        true_positive, counted: bool [D].
+        classes: int64 [D], ascending.
+        class_starts: int64 [K], the first detection of each class.
+        needed: int64 [K, R], the fewest true positives that reach each recall.
     """
     K, R = needed.shape
     if K == 0:
         return np.zeros((K, R)), np.zeros(K, np.int64)
-    positions = np.flatnonzero(true_positive)
+
+    # H hits: the true positives, each the nth of its class.
+    positions = np.flatnonzero(true_positive)  # [H]
     class_of = classes[positions]
-    hits = np.bincount(class_of, minlength=K)
-    first = np.cumsum(hits) - hits
-    # true and false positives before each position
-    positives = np.concatenate([[0], np.cumsum(counted)])
-    positives_of_class = positives[positions + 1] - positives[class_starts[class_of]]
-    nth = np.arange(1, len(positions) + 1) - first[class_of]
+    hits = np.bincount(class_of, minlength=K)  # [K]
+    first_hit = np.cumsum(hits) - hits
+    nth = np.arange(1, len(positions) + 1) - first_hit[class_of]
+
+    # Precision at each hit: n true positives of all positives of the class so far.
+    positives_before = np.concatenate([[0], np.cumsum(counted)])  # true and false ones  [D + 1]
+    positives = positives_before[positions + 1] - positives_before[class_starts[class_of]]
+    precision = nth / (positives + np.spacing(1))
 
     # One zero after the last hit of each class: the precision at recalls that the class never
     # reaches.
     padded = np.zeros(len(positions) + K)
-    padded[np.arange(len(positions)) + class_of] = nth / (positives_of_class + np.spacing(1))
-    starts = (first + np.arange(K))[:, None] + np.minimum(needed - 1, hits[:, None])
+    padded[np.arange(len(positions)) + class_of] = precision
+    first_padded = first_hit + np.arange(K)
+
+    # The best precision from each needed hit to the next one, then from each to the last.  [K, R]
+    nth_needed = np.minimum(needed - 1, hits[:, None])
+    starts = first_padded[:, None] + nth_needed
     between = np.maximum.reduceat(padded, starts.ravel()).reshape(K, R)
-    return np.maximum.accumulate(between[:, ::-1], axis=1)[:, ::-1], hits
+    best = np.maximum.accumulate(between[:, ::-1], axis=1)[:, ::-1]
+    return best, hits
 
 
 def mean_of_known(values: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from utils.metrics.matching import AREA_RANGES, MAX_DETECTIONS, DetectionMatches
 from utils.metrics.records import Detections, GroundTruth, Ids
 
 NUM_CONFIDENCES = 1000
-# points, a tenth of the confidences, so that a few boxes do not decide the best point
+# Points, a tenth of the confidences, so that a few boxes do not decide the best point.
 SMOOTHING = 101
 
 
@@ -23,24 +23,20 @@ SMOOTHING = 101
 class OperatingCurves:
     """Precision, recall and F1 of a detector at each confidence, at IoU 0.5.
 
-    Rows of classes without ground truth are zero and are left out of means. class_ids: int64 [K].
-    has_truth: bool [K]. confidence: float64 [S], 0 to 1. precision, recall, f1: float64 [K, S].
-    pr_recall: float64 [R]. pr_precision: float64 [K, R], COCO's best precision at that recall or a
-    higher one. best_confidence: where the smoothed mean F1 is highest. precision_at_best,
-    recall_at_best: float64 [K].
+    Rows of classes without ground truth are zero and are left out of means.
     """
 
-    class_ids: np.ndarray
-    has_truth: np.ndarray
-    confidence: np.ndarray
-    precision: np.ndarray
-    recall: np.ndarray
-    f1: np.ndarray
-    pr_recall: np.ndarray
-    pr_precision: np.ndarray
-    best_confidence: float
-    precision_at_best: np.ndarray
-    recall_at_best: np.ndarray
+    class_ids: np.ndarray  # int64 [K]
+    has_truth: np.ndarray  # bool [K]
+    confidence: np.ndarray  # float64 [S], 0 to 1
+    precision: np.ndarray  # float64 [K, S]
+    recall: np.ndarray  # float64 [K, S]
+    f1: np.ndarray  # float64 [K, S]
+    pr_recall: np.ndarray  # float64 [R]
+    pr_precision: np.ndarray  # float64 [K, R], COCO's best at that recall or a higher one
+    best_confidence: float  # where the smoothed mean F1 is highest
+    precision_at_best: np.ndarray  # float64 [K]
+    recall_at_best: np.ndarray  # float64 [K]
 
     @property
     def ap50(self) -> np.ndarray:
@@ -48,14 +44,16 @@ class OperatingCurves:
         return self.pr_precision.mean(axis=1)
 
     def drawn(self) -> tuple[np.ndarray, ...]:
-        """confidence, precision, recall, f1, pr_recall, pr_precision; NaN for classes without
-        ground truth.
+        """confidence, precision, recall, f1, pr_recall, pr_precision, as `plot_curves` takes them.
+
+        NaN for classes without ground truth.
         """
-        rows = (self.precision, self.recall, self.f1, self.pr_precision)
-        precision, recall, f1, interpolated = (
-            np.where(self.has_truth[:, None], each, np.nan) for each in rows
-        )
-        return self.confidence, precision, recall, f1, self.pr_recall, interpolated
+        has_truth = self.has_truth[:, None]
+        precision = np.where(has_truth, self.precision, np.nan)
+        recall = np.where(has_truth, self.recall, np.nan)
+        f1 = np.where(has_truth, self.f1, np.nan)
+        pr_precision = np.where(has_truth, self.pr_precision, np.nan)
+        return self.confidence, precision, recall, f1, self.pr_recall, pr_precision
 
     def mean(self, rows: np.ndarray) -> np.ndarray:
         """Mean over the classes that have ground truth, [K, ...] to [...]; zeros if none has."""
@@ -65,11 +63,11 @@ class OperatingCurves:
 def operating_curves(
     truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids
 ) -> OperatingCurves:
-    """The curves of these detections, matched as COCO does: 100 per image and class, matches with
-    crowds not counted.
+    """The curves of these detections, matched as COCO does.
 
-    At confidence c the detections of score c or more count. Above the highest score of a class
-    there are none: recall is 0 and precision keeps its last value.
+    That is, 100 per image and class, and matches with crowds are not counted. At confidence c the
+    detections of score c or more count. Above the highest score of a class there are none: recall
+    is 0 and precision keeps its last value.
     """
     matches = match_detections(
         truth,
@@ -79,16 +77,23 @@ def operating_curves(
         iou_thresholds=(0.5,),
         area_ranges=AREA_RANGES[:1],
     )
-    has_truth = matches.truths[0] > 0
+    truths = matches.truths[0]  # [K]
+    has_truth = truths > 0
     confidence = np.linspace(0, 1, NUM_CONFIDENCES)
+
+    # Precision, recall and F1 at each confidence.  [K, S]
     hits, positives = _counts_at(matches, confidence)
-    precision = np.where(has_truth[:, None], _hold_last(_ratio(hits, positives), positives), 0.0)
-    recall = _ratio(hits, matches.truths[0][:, None])
+    held_precision = _hold_last(_ratio(hits, positives), positives)
+    precision = np.where(has_truth[:, None], held_precision, 0.0)
+    recall = _ratio(hits, truths[:, None])
     f1 = _ratio(2 * precision * recall, precision + recall)
-    best = int(np.argmax(_smooth(_mean_rows(f1, has_truth))))
-    interpolated, _ = precision_and_recall(
-        matches, limits=MAX_DETECTIONS[-1:]
-    )  # [1, R, K, 1, 1], -1 without truth
+
+    mean_f1 = _mean_rows(f1, has_truth)
+    best = int(np.argmax(_smooth(mean_f1)))
+
+    interpolated, _ = precision_and_recall(matches, limits=MAX_DETECTIONS[-1:])  # [1, R, K, 1, 1]
+    pr_precision = interpolated[0, :, :, 0, 0].T  # [K, R], -1 without ground truth
+
     return OperatingCurves(
         class_ids=np.unique(class_ids).astype(np.int64),
         has_truth=has_truth,
@@ -97,7 +102,7 @@ def operating_curves(
         recall=recall,
         f1=f1,
         pr_recall=np.array(RECALL_POINTS),
-        pr_precision=np.maximum(interpolated[0, :, :, 0, 0].T, 0.0),
+        pr_precision=np.maximum(pr_precision, 0.0),
         best_confidence=float(confidence[best]),
         precision_at_best=precision[:, best],
         recall_at_best=recall[:, best],
@@ -105,41 +110,51 @@ def operating_curves(
 
 
 def _counts_at(matches: DetectionMatches, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """True positives, and true and false positives together, of score `confidence` or more: int64
-    [K, S] each.
+    """Hits and positives of score `confidence` or more, int64 [K, S] each.
+
+    Hits are true positives, positives are true and false ones.
     """
+    # Each class's rows of matches, best score first, are edges[k] to edges[k + 1].
     K = matches.truths.shape[1]
     edges = np.searchsorted(matches.classes, np.arange(K + 1))
-    ends = [
-        start + np.searchsorted(-matches.scores[start:stop], -confidence, side="right")
-        for start, stop in pairwise(edges.tolist())
-    ]
-    # number of rows of matches before
-    end = np.array(ends, dtype=np.int64).reshape(K, len(confidence))
-    hits = np.concatenate([[0], np.cumsum(matches.true_positive[0, 0])])
-    positives = np.concatenate([[0], np.cumsum(matches.counted[0, 0])])
-    return hits[end] - hits[edges[:-1], None], positives[end] - positives[edges[:-1], None]
+
+    # Those of score `confidence` or more are edges[k] to ends[k].
+    ends_of_classes = []
+    for start, stop in pairwise(edges.tolist()):
+        scores = matches.scores[start:stop]
+        ends_of_classes.append(start + np.searchsorted(-scores, -confidence, side="right"))
+    ends = np.array(ends_of_classes, dtype=np.int64).reshape(K, len(confidence))
+
+    # Counts before each row of matches; a difference of two is the count between them.
+    starts = edges[:-1, None]  # [K, 1]
+    hits_before = np.concatenate([[0], np.cumsum(matches.true_positive[0, 0])])
+    positives_before = np.concatenate([[0], np.cumsum(matches.counted[0, 0])])
+    hits = hits_before[ends] - hits_before[starts]
+    positives = positives_before[ends] - positives_before[starts]
+    return hits, positives
 
 
 def _hold_last(precision: np.ndarray, positives: np.ndarray) -> np.ndarray:
     """Precision [K, S] that keeps its value beyond the last confidence with detections."""
-    last = np.maximum((positives > 0).sum(axis=1) - 1, 0)  # positives never rise with confidence
-    return np.take_along_axis(
-        precision, np.minimum(np.arange(precision.shape[1]), last[:, None]), axis=1
-    )
+    occupied = (positives > 0).sum(axis=1)  # positives never rise with confidence
+    last = np.maximum(occupied - 1, 0)
+    held = np.minimum(np.arange(precision.shape[1]), last[:, None])
+    return np.take_along_axis(precision, held, axis=1)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
     """Running mean over SMOOTHING points of float64 [S], padded with the values at the ends."""
-    return np.convolve(
-        np.pad(values, SMOOTHING // 2, mode="edge"), np.full(SMOOTHING, 1 / SMOOTHING), mode="valid"
-    )
+    padded = np.pad(values, SMOOTHING // 2, mode="edge")
+    weights = np.full(SMOOTHING, 1 / SMOOTHING)
+    return np.convolve(padded, weights, mode="valid")
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """numerator / denominator, float64, and 0 where the denominator is 0."""
-    numerator, denominator = np.broadcast_arrays(np.asarray(numerator, np.float64), denominator)
-    return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
+    numerator = np.asarray(numerator, np.float64)
+    numerator, denominator = np.broadcast_arrays(numerator, denominator)
+    zeros = np.zeros(numerator.shape)
+    return np.divide(numerator, denominator, out=zeros, where=denominator != 0)
 
 
 def _mean_rows(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
