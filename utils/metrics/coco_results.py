@@ -28,15 +28,25 @@ def coco_ground_truth(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The content of COCO's instances file. sizes: [M, 2] width, height. category_ids: [K], the id
-    of each class.
+    """The content of COCO's instances file.
+
+    Args:
+        truth: the boxes.
+        image_ids: [M].
+        sizes: [M, 2] width, height of the images.
+        paths: of the M images.
+        names: of the K classes.
+        category_ids: [K], the id of each class.
     """
-    images = [
-        {"id": int(i), "width": int(w), "height": int(h), "file_name": file_name_text(Path(p).name)}
-        for i, (w, h), p in zip(image_ids, sizes, paths, strict=True)
-    ]
-    annotations = [
-        {
+    images = []
+    for image_id, (width, height), path in zip(image_ids, sizes, paths, strict=True):
+        image: dict[str, Any] = {"id": int(image_id), "width": int(width), "height": int(height)}
+        image["file_name"] = file_name_text(Path(path).name)
+        images.append(image)
+
+    annotations = []
+    for n in range(len(truth.image_ids)):
+        annotation = {
             "id": n + 1,
             "image_id": int(truth.image_ids[n]),
             "category_id": int(category_ids[truth.class_ids[n]]),
@@ -44,9 +54,12 @@ def coco_ground_truth(
             "area": float(truth.areas[n]),
             "iscrowd": int(truth.crowd[n]),
         }
-        for n in range(len(truth.image_ids))
-    ]
-    categories = [{"id": int(i), "name": name} for i, name in zip(category_ids, names, strict=True)]
+        annotations.append(annotation)
+
+    categories = []
+    for category_id, name in zip(category_ids, names, strict=True):
+        categories.append({"id": int(category_id), "name": name})
+
     return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
 
 
@@ -73,38 +86,49 @@ def coco_results(
         detections.scores.tolist(),
         strict=True,
     )
-    return [coco_row(i, c, b, s, file_names[i]) for i, c, b, s in columns]
+    results = []
+    for image_id, category_id, box, score in columns:
+        results.append(coco_row(image_id, category_id, box, score, file_names[image_id]))
+    return results
 
 
 def coco_row(
     image_id: int, category_id: int, box_xywh: list[float], score: float, file_name: str
 ) -> dict[str, Any]:
-    """One result of COCO's list. file_name is not part of COCO's format; its tools ignore it."""
+    """One result of COCO's list.
+
+    Args:
+        image_id, category_id: as in the ground truth.
+        box_xywh: pixels.
+        score: in [0, 1].
+        file_name: not part of COCO's format; its tools ignore it.
+    """
     row = {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": score}
     return row | {"file_name": file_name_text(file_name)}
 
 
 def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
-    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from our 12
-    numbers.
+    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from ours.
+
+    ours: the 12 numbers, in pycocotools' order.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     if results.read_text().strip() == "[]":
         return "pycocotools: no detections to score"
+
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         coco = COCO(str(truth))
         evaluator = COCOeval(coco, coco.loadRes(str(results)), "bbox")
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
+
     stats = evaluator.stats
     difference = max(abs(a - b) for a, b in zip(stats, ours.values(), strict=True))
-    return (
-        f"pycocotools: AP {stats[0]:.6f}, AP50 {stats[1]:.6f}; largest difference from ours "
-        f"{difference:.1e}"
-    )
+    values = f"AP {stats[0]:.6f}, AP50 {stats[1]:.6f}"
+    return f"pycocotools: {values}; largest difference from ours {difference:.1e}"
 
 
 def write_coco(
@@ -119,12 +143,13 @@ def write_coco(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> str:
-    """Write predictions.json and ground_truth.json in COCO's formats; return a line with
-    pycocotools' numbers of both.
+    """Write predictions.json and ground_truth.json in COCO's formats.
 
-    stats: our 12 numbers, for the comparison.
+    Returns a line with pycocotools' numbers of both. stats: our 12 numbers, for the comparison. The
+    other arguments are those of `coco_ground_truth` and `coco_results`.
     """
-    expected, found = folder / "ground_truth.json", folder / "predictions.json"
+    expected = folder / "ground_truth.json"
+    found = folder / "predictions.json"
     write_json(expected, coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids))
     write_json(found, coco_results(detections, category_ids, image_ids, paths))
     return check_with_pycocotools(expected, found, stats)

@@ -22,36 +22,44 @@ def confusion_matrix(
     ground truths of the same image are matched one to one, highest IoU first, whatever their
     classes. A detection without a match counts in the background column, unless a crowd of its
     class covers at least `iou` of it. A ground truth without a match counts in the background row.
+
+    Args:
+        truth, detections: rows of other classes are left out.
+        class_ids: of the K classes, in any order.
+        confidence: the lowest score that counts.
+        iou: the lowest IoU of a match.
+
     Raises: ValueError if iou is not in (0, 1].
     """
     if not 0 < iou <= 1:
         raise ValueError(
             f"The IoU of a confusion matrix is {iou}, but must be above 0 and at most 1."
         )
+
+    # Ground truths and detections that count. Crowds are not matched.
     classes = np.unique(class_ids)
-    background = len(classes)
     truth = _pick_truth(truth, np.isin(truth.class_ids, classes))
-    detections = _pick_detections(
-        detections, np.isin(detections.class_ids, classes) & (detections.scores >= confidence)
-    )
-    real, crowds = _pick_truth(truth, ~truth.crowd), _pick_truth(truth, truth.crowd)
+    real = _pick_truth(truth, ~truth.crowd)
+    crowds = _pick_truth(truth, truth.crowd)
+    known = np.isin(detections.class_ids, classes)
+    detections = _pick_detections(detections, known & (detections.scores >= confidence))
 
     matched, matched_truths = _match_one_to_one(_pairs_in_images(real, detections, iou))
-    unmatched, unmatched_truths = (
-        np.ones(len(detections.scores), bool),
-        np.ones(len(real.areas), bool),
-    )
-    unmatched[matched] = unmatched_truths[matched_truths] = False
-    unmatched[_covered_by_own_crowd(crowds, detections, iou)] = False
 
-    predicted, true = (
-        np.searchsorted(classes, detections.class_ids),
-        np.searchsorted(classes, real.class_ids),
-    )
-    matrix = np.zeros((background + 1, background + 1), np.int64)
+    # False positives and missed objects.
+    unmatched = np.ones(len(detections.scores), bool)
+    unmatched[matched] = False
+    unmatched[_covered_by_own_crowd(crowds, detections, iou)] = False
+    unmatched_truths = np.ones(len(real.areas), bool)
+    unmatched_truths[matched_truths] = False
+
+    K = len(classes)  # also the index of background
+    predicted = np.searchsorted(classes, detections.class_ids)
+    true = np.searchsorted(classes, real.class_ids)
+    matrix = np.zeros((K + 1, K + 1), np.int64)
     np.add.at(matrix, (predicted[matched], true[matched_truths]), 1)
-    matrix[:background, background] = np.bincount(predicted[unmatched], minlength=background)
-    matrix[background, :background] = np.bincount(true[unmatched_truths], minlength=background)
+    matrix[:K, K] = np.bincount(predicted[unmatched], minlength=K)
+    matrix[K, :K] = np.bincount(true[unmatched_truths], minlength=K)
     return matrix
 
 
@@ -64,9 +72,8 @@ def _pick_detections(detections: Detections, kept: np.ndarray) -> Detections:
 
 
 def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> Pairs:
-    """Overlapping pairs within each image, of any classes, highest IoU first, then highest
-    score.
-    """
+    """Overlapping pairs in each image, of any classes, highest IoU first, then highest score."""
+    # overlapping_pairs needs ground truths sorted by group, here by image
     order = np.argsort(truth.image_ids, kind="stable")
     pairs = overlapping_pairs(
         detections.boxes_xywh,
@@ -76,21 +83,25 @@ def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> 
         truth.crowd[order],
         iou,
     )
-    first = np.lexsort((-detections.scores[pairs.detection], -pairs.iou))
-    return Pairs(pairs.detection[first], order[pairs.truth[first]], pairs.iou[first])
+
+    scores = detections.scores[pairs.detection]
+    best_first = np.lexsort((-scores, -pairs.iou))
+    truths = order[pairs.truth[best_first]]
+    return Pairs(pairs.detection[best_first], truths, pairs.iou[best_first])
 
 
 def _match_one_to_one(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Rows of the matched detections and of their ground truths: pairs are taken in order, each box
-    once.
+    """Rows of the matched detections and of their ground truths.
+
+    Pairs are taken in order, each box once.
     """
-    detections: dict[int, int] = {}
+    truth_of: dict[int, int] = {}  # of each matched detection
     taken: set[int] = set()
     for detection, truth in zip(pairs.detection.tolist(), pairs.truth.tolist(), strict=True):
-        if detection not in detections and truth not in taken:
-            detections[detection] = truth
+        if detection not in truth_of and truth not in taken:
+            truth_of[detection] = truth
             taken.add(truth)
-    return list(detections), list(detections.values())
+    return list(truth_of), list(truth_of.values())
 
 
 def _covered_by_own_crowd(crowds: GroundTruth, detections: Detections, share: float) -> np.ndarray:

@@ -32,17 +32,18 @@ class Evaluation:
 
     @property
     def recall(self) -> float:
+        """Mean over classes at the confidence of the best mean F1, IoU 0.5."""
         return float(self.curves.mean(self.curves.recall_at_best))
 
     @property
     def fitness(self) -> float:
         """The number that decides which epoch is the best: 0.1 AP50 + 0.9 AP, in [0, 1]."""
-        return 0.1 * max(self.coco.stats["AP50"], 0.0) + 0.9 * max(self.coco.stats["AP"], 0.0)
+        ap50 = max(self.coco.stats["AP50"], 0.0)
+        ap = max(self.coco.stats["AP"], 0.0)
+        return 0.1 * ap50 + 0.9 * ap
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """COCO's 12 numbers, precision, recall and fitness, and the numbers of each class by
-        name.
-        """
+        """COCO's 12 numbers, precision, recall, fitness, and the numbers of each class by name."""
         rows = self.coco.per_class
         per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
         operating = {"precision": self.precision, "recall": self.recall, "fitness": self.fitness}
@@ -69,38 +70,40 @@ class Evaluation:
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
-    """A line for all classes, and one for each if verbose: images, instances, P, R, mAP50,
-    mAP50-95.
+    """A line for all classes, and one for each if verbose.
 
-    The images of a class are those that contain it; the line for all classes also counts images
-    without objects.
+    Columns: images, instances, P, R, mAP50, mAP50-95. The images of a class are those that contain
+    it; the line for all classes also counts images without objects.
     """
     names = [printable(name) for name in names]
-    coco, curves = evaluation.coco, evaluation.curves
-    width = max(12, *(len(n) for n in names)) if verbose else 12
-    lines = [
-        f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} "
-        f"{'mAP50-95':>9}"
-    ]
+    coco = evaluation.coco
+    curves = evaluation.curves
+    width = 12
+    if verbose:
+        width = max(width, *(len(name) for name in names))
 
     def line(name: str, images: int, instances: int, *values: float) -> str:
-        cells = " ".join(f"{'-' if v < 0 else f'{v:.4f}':>8}" for v in values)
-        return f"{name:>{width}} {images:>8} {instances:>10} {cells}"
+        cells = []
+        for value in values:
+            text = "-" if value < 0 else f"{value:.4f}"
+            cells.append(f"{text:>8}")
+        return f"{name:>{width}} {images:>8} {instances:>10} {' '.join(cells)}"
 
-    total, stats = int(coco.instances.sum()), coco.stats
-    overall = evaluation.precision, evaluation.recall, stats["AP50"], stats["AP"]
-    lines.append(line("all", evaluation.images, total, *overall))
-    for k, row in coco.per_class.items() if verbose and len(names) > 1 else ():
-        position = int(np.flatnonzero(curves.class_ids == k)[0])
-        at_best = curves.precision_at_best[position], curves.recall_at_best[position]
-        lines.append(
-            line(
-                names[k],
-                int(row["images"]),
-                int(row["instances"]),
-                *at_best,
-                row["AP50"],
-                row["AP"],
-            )
-        )
+    header = (
+        f"{'class':>{width}} {'images':>8} {'instances':>10} {'P':>8} {'R':>8} {'mAP50':>8} "
+        f"{'mAP50-95':>9}"
+    )
+    total = int(coco.instances.sum())
+    overall = evaluation.precision, evaluation.recall, coco.stats["AP50"], coco.stats["AP"]
+    lines = [header, line("all", evaluation.images, total, *overall)]
+
+    if verbose and len(names) > 1:
+        for class_id, row in coco.per_class.items():
+            k = int(np.flatnonzero(curves.class_ids == class_id)[0])
+            precision = curves.precision_at_best[k]
+            recall = curves.recall_at_best[k]
+            images = int(row["images"])
+            instances = int(row["instances"])
+            values = precision, recall, row["AP50"], row["AP"]
+            lines.append(line(names[class_id], images, instances, *values))
     return "\n".join(lines)
