@@ -1,5 +1,4 @@
-"""Draw boxes with labels on images: detections on photos and video frames, and the boxes of
-batches.
+"""Draw boxes with labels on images: detections on photos and frames, and the boxes of batches.
 
 Boxes and label backgrounds are drawn by OpenCV; the text is rendered by Pillow, because OpenCV's
 own fonts lack most letters. D boxes.
@@ -19,7 +18,8 @@ from utils.plots.canvas import colour_of, fonts, has_letters, short_name
 
 Colour = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
 Corners = tuple[int, int, int, int]  # first and last pixel of a box: left, top, right, bottom
-BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+BLACK = (0, 0, 0)
+WHITE = (255, 255, 255)
 MAX_LABEL_SHARE = 0.25  # of the image height
 
 
@@ -34,36 +34,42 @@ def draw_detections(
     show_labels: bool = True,
     show_scores: bool = True,
 ) -> NDArray[np.uint8]:
-    """A copy of an image with boxes and labels `name score`, the best score on top, or the smallest
-    box without scores.
+    """A copy of an image with boxes and labels `name score`.
 
-    image: uint8 [H, W, 3], blue green red. found_boxes_xyxy: [D, 4] in pixels. class_ids, scores:
-    [D]. A box with nan or infinity is left out. line_width: in pixels, by default chosen from the
-    image size. Without show_labels no text is drawn.
+    The best score is on top, or the smallest box without scores. A box with nan or infinity is left
+    out.
+
+    Args:
+        image: uint8 [H, W, 3], blue green red.
+        found_boxes_xyxy: [D, 4] in pixels.
+        class_ids: [D].
+        scores: [D].
+        names: of the classes.
+        line_width: in pixels, by default chosen from the image size.
+        show_labels: False to draw no text.
+        show_scores: False to leave the scores out of the labels.
     """
     drawn: NDArray[np.uint8] = np.array(image, order="C")
-    boxes, ids = (
-        np.asarray(found_boxes_xyxy, np.float64).reshape(-1, 4),
-        np.asarray(class_ids).tolist(),
-    )
-    labels = [
-        _label(names, k, None if scores is None or not show_scores else scores[i])
-        for i, k in enumerate(ids)
-    ]
-    draw_boxes(
-        drawn,
-        boxes,
-        labels if show_labels else [()] * len(ids),
-        [colour_of(k)[::-1] for k in ids],
-        scores=scores,
-        line_width=line_width,
-    )
+    boxes = np.asarray(found_boxes_xyxy, np.float64).reshape(-1, 4)
+    shown_scores = scores if show_scores else None
+
+    labels: list[tuple[str, ...]] = []
+    colors = []
+    for i, class_id in enumerate(np.asarray(class_ids).tolist()):
+        score = None if shown_scores is None else shown_scores[i]
+        labels.append(_label(names, class_id, score) if show_labels else ())
+        colors.append(colour_of(class_id)[::-1])
+
+    draw_boxes(drawn, boxes, labels, colors, scores=scores, line_width=line_width)
     return drawn
 
 
 def _label(names: Sequence[str], class_id: int, score: float | None) -> tuple[str, ...]:
+    """The words of a label: the name of the class, and the score if there is one."""
     name = short_name(names, class_id)
-    return (name,) if score is None else (name, f"{score:.2f}")
+    if score is None:
+        return (name,)
+    return (name, f"{score:.2f}")
 
 
 def draw_boxes(
@@ -77,30 +83,43 @@ def draw_boxes(
 ) -> None:
     """Draw boxes [D, 4] in pixels, in place: all boxes, then all labels, the best score last.
 
-    labels: the words of each label, none for a box without label. colours: in the channel order of
-    the image. scores:
-    [D]; without them the smallest box is drawn last.
+    Args:
+        image: uint8 [H, W, 3].
+        boxes_xyxy: [D, 4]; one with nan or infinity is left out.
+        labels: the words of each label, none for a box without label.
+        colours: in the channel order of the image.
+        scores: [D]; without them the smallest box is drawn last.
+        line_width: in pixels, by default chosen from the image size.
     """
     height, width = image.shape[:2]
     boxes = np.asarray(boxes_xyxy, np.float64)
-    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    order = np.argsort(-areas if scores is None else np.asarray(scores), kind="stable")
-    order = order[np.isfinite(boxes[order]).all(1)]
-    low = np.clip(boxes[:, :2], 0, [width - 1, height - 1])
-    high = np.clip(boxes[:, 2:], low, [width - 1, height - 1])
-    corners = np.round(np.nan_to_num(np.concatenate([low, high], 1))).astype(int).tolist()
-    lines, letters = line_width or default_line_width(width, height), text_size(width, height)
+    line_width = line_width or default_line_width(width, height)
+    letter_size = text_size(width, height)
+
+    if scores is None:
+        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        order = np.argsort(-areas, kind="stable")
+    else:
+        order = np.argsort(np.asarray(scores), kind="stable")
+    is_finite = np.isfinite(boxes[order]).all(1)
+    order = order[is_finite]
+
+    # First and last pixel of each box, inside the image.  [D, 4]
+    last_pixel = [width - 1, height - 1]
+    low = np.clip(boxes[:, :2], 0, last_pixel)
+    high = np.clip(boxes[:, 2:], low, last_pixel)
+    clipped = np.nan_to_num(np.concatenate([low, high], 1))
+    corners = np.round(clipped).astype(int).tolist()
+
     for number in order.tolist():
-        _draw_box(image, tuple(corners[number]), tuple(colours[number]), lines)
+        color = tuple(colours[number])
+        _draw_box(image, tuple(corners[number]), color, line_width)
+
     for number in order.tolist():
-        if labels[number]:
-            _draw_label(
-                image,
-                tuple(corners[number]),
-                tuple(labels[number]),
-                tuple(colours[number]),
-                letters,
-            )
+        words = tuple(labels[number])
+        if words:
+            color = tuple(colours[number])
+            _draw_label(image, tuple(corners[number]), words, color, letter_size)
 
 
 def default_line_width(width: int, height: int) -> int:
@@ -122,98 +141,123 @@ def text_size(width: int, height: int) -> int:
 
 
 def contrasting(colour: Colour) -> Colour:
-    """Black for a bright colour, white for a dark one. The order of the channels, RGB or BGR, makes
-    no difference.
+    """Black for a bright color, white for a dark one.
+
+    The order of the channels, RGB or BGR, makes no difference.
 
     >>> contrasting((255, 255, 0)), contrasting((37, 99, 235))
     ((0, 0, 0), (255, 255, 255))
     """
-    outer, green = (colour[0] + colour[2]) / 2, colour[1]
-    return BLACK if 0.413 * outer + 0.587 * green > 140 else WHITE
+    red_and_blue = (colour[0] + colour[2]) / 2
+    green = colour[1]
+    brightness = 0.413 * red_and_blue + 0.587 * green
+    return BLACK if brightness > 140 else WHITE
 
 
-def _draw_box(image: NDArray[np.uint8], corners: Corners, colour: Colour, line_width: int) -> None:
-    """A box between two thin lines of a contrasting colour, so that it is visible on a background
-    of its colour.
+def _draw_box(image: NDArray[np.uint8], corners: Corners, color: Colour, line_width: int) -> None:
+    """Draw a box between two thin lines of a contrasting color.
 
-    The outer edge of the box is at `corners`. Small boxes have thinner lines, so that their content
-    stays visible.
+    So it is visible on a background of its color. The outer edge of the box is at `corners`. Small
+    boxes have thinner lines, so that their content stays visible.
     """
     left, top, right, bottom = corners
     side = min(right - left, bottom - top) + 1
     thick = max(1, min(line_width, side // 6))
-    edge = max(1, thick // 4)
-    inner = edge if side > 4 * (thick + edge) else 0
-    around = (left - edge, top - edge, right + edge, bottom + edge)
-    _draw_strips(image, around, contrasting(colour), edge + thick + inner)
-    _draw_strips(image, corners, colour, thick)
+    outer = max(1, thick // 4)
+    inner = outer if side > 4 * (thick + outer) else 0
+
+    # The contrasting lines are what the box leaves of one wide line.
+    around = (left - outer, top - outer, right + outer, bottom + outer)
+    _draw_strips(image, around, contrasting(color), outer + thick + inner)
+    _draw_strips(image, corners, color, thick)
 
 
-def _draw_strips(image: NDArray[np.uint8], corners: Corners, colour: Colour, thick: int) -> None:
-    """The four sides of a rectangle, inside its corners. cv2.rectangle would centre thick lines on
-    them.
+def _draw_strips(image: NDArray[np.uint8], corners: Corners, color: Colour, thick: int) -> None:
+    """Draw the four sides of a rectangle, inside its corners.
+
+    cv2.rectangle would center thick lines on them.
     """
     left, top, right, bottom = corners
-    for strip in (
-        (left, top, right, min(top + thick - 1, bottom)),
-        (left, max(bottom - thick + 1, top), right, bottom),
-        (left, top, min(left + thick - 1, right), bottom),
-        (max(right - thick + 1, left), top, right, bottom),
-    ):
-        cv2.rectangle(image, strip[:2], strip[2:], colour, cv2.FILLED)
+    top_strip = (left, top, right, min(top + thick - 1, bottom))
+    bottom_strip = (left, max(bottom - thick + 1, top), right, bottom)
+    left_strip = (left, top, min(left + thick - 1, right), bottom)
+    right_strip = (max(right - thick + 1, left), top, right, bottom)
+    for strip in (top_strip, bottom_strip, left_strip, right_strip):
+        cv2.rectangle(image, strip[:2], strip[2:], color, cv2.FILLED)
 
 
 def _draw_label(
-    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], colour: Colour, size: int
+    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], color: Colour, size: int
 ) -> None:
     """Draw a label above a box, or inside it if there is no room above; never outside the image.
 
     On an image so low that labels would hide its content, nothing is drawn.
+
+    Args:
+        image: uint8 [H, W, 3].
+        corners: of the box.
+        words: of the label.
+        color: of the box.
+        size: of the letters in pixels.
     """
     height, width = image.shape[:2]
     mask = _label_mask(words, size, width)
-    tall, wide = mask.shape
-    if tall > MAX_LABEL_SHARE * height:
+    label_height, label_width = mask.shape
+    if label_height > MAX_LABEL_SHARE * height:
         return
-    left, top, _, _ = corners
-    left, top = min(left, width - wide), top - tall if top >= tall else min(top, height - tall)
-    image[top : top + tall, left : left + wide] = _shades(colour)[mask]
+
+    box_left, box_top, _, _ = corners
+    left = min(box_left, width - label_width)
+    has_room_above = box_top >= label_height
+    top = box_top - label_height if has_room_above else min(box_top, height - label_height)
+    image[top : top + label_height, left : left + label_width] = _shades(color)[mask]
 
 
 @lru_cache(maxsize=512)
-def _shades(colour: Colour) -> NDArray[np.uint8]:
-    """[256, 3]: the colours from a label's background to its text."""
+def _shades(color: Colour) -> NDArray[np.uint8]:
+    """The colors from a label's background to its text, [256, 3]."""
     weight = np.linspace(0, 1, 256)[:, None]
-    return np.round((1 - weight) * colour + weight * contrasting(colour)).astype(np.uint8)
+    mixed = (1 - weight) * color + weight * contrasting(color)
+    return np.round(mixed).astype(np.uint8)
 
 
 def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np.uint8]:
-    """uint8 [h, w]: the words in a row. If that is wider than max_width, only the first word,
-    shortened to fit.
+    """The words in a row, uint8 [h, w].
+
+    If that is wider than max_width, only the first word, shortened to fit.
     """
     masks = [_text_mask(word, size) for word in words]
     if sum(mask.shape[1] for mask in masks) <= max_width:
         return np.concatenate(masks, 1)
-    if masks[0].shape[1] <= max_width:
+
+    first_width = masks[0].shape[1]
+    if first_width <= max_width:
         return masks[0]
-    keep = int(len(words[0]) * max_width / masks[0].shape[1]) - 1
-    return _text_mask(short_name(words[:1], 0, max(3, keep)), size)[:, :max_width]
+
+    fitting_letters = int(len(words[0]) * max_width / first_width) - 1
+    shortened = short_name(words[:1], 0, max(3, fitting_letters))
+    return _text_mask(shortened, size)[:, :max_width]
 
 
 @lru_cache(maxsize=1024)
 def _text_mask(text: str, size: int) -> NDArray[np.uint8]:
-    """uint8 [h, w]: one word, 255 where the text is. The height depends on the size alone."""
+    """One word, uint8 [h, w], 255 where the text is. The height depends on the size alone."""
     ascent, descent = font_for("", size).getmetrics()
-    font, margin = font_for(text, size), max(1, size // 6)
-    mask = Image.new("L", (round(font.getlength(text)) + 2 * margin, ascent + descent))
+    font = font_for(text, size)
+    margin = max(1, size // 6)
+    width = round(font.getlength(text)) + 2 * margin
+
+    mask = Image.new("L", (width, ascent + descent))
     ImageDraw.Draw(mask).text((margin, ascent), text, fill=255, font=font, anchor="ls")
     return np.asarray(mask)
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
     """A font of `size` pixels that has the letters of the text, if one is installed."""
-    font = next((font for font in fonts() if has_letters(font, text)), fonts()[-1])
-    return _font(font.fname, size)
+    for font in fonts():
+        if has_letters(font, text):
+            return _font(font.fname, size)
+    return _font(fonts()[-1].fname, size)
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,9 @@ from utils.plots.annotate import draw_boxes, font_for, text_size
 from utils.plots.canvas import FAINT, colour_of, short_name, write_atomically
 
 MOSAIC_SIDE = 1920  # pixels at most
-IGNORED = (120, 124, 130)  # colour of ignored regions
+SMALL_IMAGE = 480  # images of fewer pixels are enlarged up to this long side
+GAP = 4  # pixels between the images
+IGNORED = (120, 124, 130)  # color of ignored regions
 
 
 # train_batch*.jpg, val_batch*.jpg
@@ -40,37 +42,48 @@ def plot_batch(
         images: uint8 [B, H, W, 3] RGB.
         targets: [T, 6] image of the batch, class, x1, y1, x2, y2 in pixels; class -1 is an ignored
             region.
+        names: of the classes.
+        path: of the picture.
         scores: [T] in [0, 1], written beside the class.
         titles: one per image.
+        max_images: further images of the batch are not drawn.
     """
     images = np.asarray(images)[:max_images]
     targets = np.asarray(targets, np.float64).reshape(-1, 6)
+    if scores is not None:
+        scores = np.asarray(scores, np.float64).reshape(-1)
     if not images.size:
         _write_image(_empty_mosaic(), Path(path))
         return
+
+    # The grid: as square as possible, each image scaled to a tile.
     count, height, width, _ = images.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
-    scale = min(
-        MOSAIC_SIDE / (across * width),
-        MOSAIC_SIDE / (down * height),
-        max(1.0, 480 / max(width, height)),
-    )
-    tile = max(1, round(width * scale)), max(1, round(height * scale))
+    scale_to_fit = min(MOSAIC_SIDE / (across * width), MOSAIC_SIDE / (down * height))
+    scale = min(scale_to_fit, max(1.0, SMALL_IMAGE / max(width, height)))
+    tile_width = max(1, round(width * scale))
+    tile_height = max(1, round(height * scale))
+    tile = tile_width, tile_height
+    box_scale = np.array([tile_width / width, tile_height / height] * 2)
 
-    gap = 4
-    mosaic = Image.new(
-        "RGB", (across * (tile[0] + gap) + gap, down * (tile[1] + gap) + gap), "white"
-    )
+    mosaic_width = across * (tile_width + GAP) + GAP
+    mosaic_height = down * (tile_height + GAP) + GAP
+    mosaic = Image.new("RGB", (mosaic_width, mosaic_height), "white")
     for number, image in enumerate(images):
         own = (targets[:, 0] == number) & np.isfinite(targets).all(1)
-        boxes = targets[own, 2:] * np.array([tile[0] / width, tile[1] / height] * 2)
-        own_scores = None if scores is None else np.asarray(scores, np.float64).reshape(-1)[own]
-        drawn = _draw_tile(image, tile, targets[own, 1].astype(int), boxes, own_scores, names)
+        classes = targets[own, 1].astype(int)
+        boxes = targets[own, 2:] * box_scale
+        own_scores = None if scores is None else scores[own]
+
+        drawn = _draw_tile(image, tile, classes, boxes, own_scores, names)
         if titles is not None and number < len(titles):
             _draw_title(drawn, short_name(titles, number, longest=48))
+
         row, column = divmod(number, across)
-        mosaic.paste(drawn, (gap + column * (tile[0] + gap), gap + row * (tile[1] + gap)))
+        left = GAP + column * (tile_width + GAP)
+        top = GAP + row * (tile_height + GAP)
+        mosaic.paste(drawn, (left, top))
     _write_image(mosaic, Path(path))
 
 
@@ -82,53 +95,74 @@ def _draw_tile(
     scores: np.ndarray | None,
     names: Sequence[str],
 ) -> Image.Image:
-    """An image, resized to tile (width, height), with its boxes [T, 4] in pixels of the tile."""
+    """An image, resized to a tile, with its boxes.
+
+    Args:
+        image: uint8 [H, W, 3].
+        tile: (width, height).
+        classes: [T], -1 for an ignored region.
+        boxes: [T, 4] in pixels of the tile.
+        scores: [T].
+        names: of the classes.
+    """
     shrinks = tile[0] < image.shape[1]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     pixels: NDArray[Any] = cv2.resize(
-        np.ascontiguousarray(image),
-        tile,
-        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
+        np.ascontiguousarray(image), tile, interpolation=interpolation
     )
+
     for box in boxes[classes < 0]:
         _hatch(pixels, box)
-    labels, colours = [], []
+
+    labels = []
+    colors = []
     for number, class_id in enumerate(classes.tolist()):
-        score = () if scores is None else (f"{scores[number]:.2f}",)
-        labels.append(("ignored" if class_id < 0 else short_name(names, class_id), *score))
-        colours.append(IGNORED if class_id < 0 else colour_of(class_id))
-    draw_boxes(pixels, boxes, labels, colours, scores=scores)
+        is_ignored = class_id < 0
+        words = ["ignored" if is_ignored else short_name(names, class_id)]
+        if scores is not None:
+            words.append(f"{scores[number]:.2f}")
+        labels.append(words)
+        colors.append(IGNORED if is_ignored else colour_of(class_id))
+    draw_boxes(pixels, boxes, labels, colors, scores=scores)
     return Image.fromarray(pixels)
 
 
 def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
-    """Grey out a box x1, y1, x2, y2 of an image with diagonal stripes."""
+    """Gray out a box x1, y1, x2, y2 of an image with diagonal stripes."""
     height, width = pixels.shape[:2]
-    x1, y1, x2, y2 = np.clip(np.round(box).astype(int), 0, [width, height, width, height])
-    part = pixels[y1:y2, x1:x2]
-    stripes = (np.arange(part.shape[1]) + np.arange(part.shape[0])[:, None]) // 6 % 2 == 0
-    part[stripes] = (0.3 * part[stripes] + 0.7 * 150).astype(np.uint8)
+    corners = np.round(box).astype(int)
+    x1, y1, x2, y2 = np.clip(corners, 0, [width, height, width, height])
+    part = pixels[y1:y2, x1:x2]  # a view: it is painted in place
+
+    rows = np.arange(part.shape[0])[:, None]
+    columns = np.arange(part.shape[1])
+    diagonal = columns + rows  # [H, W], equal along each diagonal
+    is_stripe = diagonal // 6 % 2 == 0
+    part[is_stripe] = (0.3 * part[is_stripe] + 0.7 * 150).astype(np.uint8)
 
 
 def _draw_title(image: Image.Image, title: str) -> None:
     """Write the title on a dark strip at the bottom."""
     font = font_for(title, text_size(*image.size))
-    tall = sum(font.getmetrics()) + 4
-    strip = image.crop((0, image.height - tall, image.width, image.height)).point(
-        lambda value: value * 0.35
-    )
-    image.paste(strip, (0, image.height - tall))
-    ImageDraw.Draw(image).text((5, image.height - tall + 2), title, fill="white", font=font)
+    strip_height = sum(font.getmetrics()) + 4
+    top = image.height - strip_height
+
+    strip = image.crop((0, top, image.width, image.height))
+    image.paste(strip.point(lambda value: value * 0.35), (0, top))
+    ImageDraw.Draw(image).text((5, top + 2), title, fill="white", font=font)
 
 
 def _empty_mosaic() -> Image.Image:
+    """The picture of a batch without images."""
     image = Image.new("RGB", (480, 320), "white")
-    ImageDraw.Draw(image).text(
-        (240, 160), "no data", fill=FAINT, font=font_for("", text_size(*image.size)), anchor="mm"
-    )
+    font = font_for("", text_size(*image.size))
+    ImageDraw.Draw(image).text((240, 160), "no data", fill=FAINT, font=font, anchor="mm")
     return image
 
 
 def _write_image(image: Image.Image, path: Path) -> None:
+    """Write a PNG or JPEG file atomically."""
+    file_format = "PNG" if path.suffix.lower() == ".png" else "JPEG"
     content = io.BytesIO()
-    image.save(content, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=92)
+    image.save(content, file_format, quality=92)
     write_atomically(path, content.getvalue())
