@@ -1,7 +1,7 @@
-"""Shared code of the pictures: colours, fonts, figures that are written atomically.
+"""Shared code of the pictures: colors, fonts, figures that are written atomically.
 
 Figures are drawn with matplotlib's objects on its Agg canvas (no pyplot, so no window, and no state
-that grows with the epochs). Without data a picture shows "no data". Colours are RGB in [0, 255].
+that grows with the epochs). Without data a picture shows "no data". Colors are RGB in [0, 255].
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from matplotlib.ft2font import FT2Font
 
 from utils.files.atomic import atomic_write
 
-INK, FAINT, GRID = "#22272e", "#6b7480", "#e4e7eb"
+INK = "#22272e"
+FAINT = "#6b7480"
+GRID = "#e4e7eb"
 
-BLUE, ORANGE = "#2563eb", "#e8590c"
+BLUE = "#2563eb"
 FIRST_COLOURS = (
     "2563eb",
     "e8590c",
@@ -57,7 +59,7 @@ MAX_DRAWN_CLASSES = 1000
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
-    """The colour of a class: ten fixed ones, then hues a golden angle apart in three shades.
+    """The color of a class: ten fixed ones, then hues a golden angle apart in three shades.
 
     >>> colour_of(0), colour_of(1)
     ((37, 99, 235), (232, 89, 12))
@@ -65,10 +67,11 @@ def colour_of(index: int) -> tuple[int, int, int]:
     if 0 <= index < len(FIRST_COLOURS):
         red, green, blue = bytes.fromhex(FIRST_COLOURS[index])
         return red, green, blue
+
     hue = index * (math.sqrt(5) - 1) / 2 % 1
-    shade = (0.45, 0.6, 0.33)[index % 3]
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, shade, 0.7))
-    return red, green, blue
+    lightness = (0.45, 0.6, 0.33)[index % 3]
+    red_share, green_share, blue_share = colorsys.hls_to_rgb(hue, lightness, 0.7)
+    return round(255 * red_share), round(255 * green_share), round(255 * blue_share)
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
@@ -82,12 +85,18 @@ def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
     >>> short_name(["cat"], 7)
     '7'
     """
-    name = " ".join(str(names[index]).split()) if 0 <= index < len(names) else str(index)
+    name = str(index)
+    if 0 <= index < len(names):
+        name = " ".join(str(names[index]).split())
+
     drawable = "".join(letter for letter in name if _is_drawable(letter)).strip()
     if drawable != name or not name:
         name = f"{index} {drawable}".strip()
+
+    if len(name) <= longest:
+        return name
     half = longest // 2
-    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
+    return f"{name[:half]}…{name[-half:]}"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -109,14 +118,20 @@ def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
         FigureCanvasAgg(figure)
         yield figure
         content = io.BytesIO()
-        figure.savefig(content, format=path.suffix[1:] or "png")
+        file_format = path.suffix[1:] or "png"
+        figure.savefig(content, format=file_format)
     write_atomically(path, content.getvalue())
 
 
 def _style() -> dict[Any, Any]:
+    """The settings of matplotlib for all figures."""
+    families = ["DejaVu Sans"]
     wide = wide_font()
+    if wide:
+        families.append(wide)
+
     return {
-        "font.family": ["DejaVu Sans", *([wide] if wide else [])],
+        "font.family": families,
         "text.parse_math": False,  # a class may be called $x$
         "font.size": 9,
         "axes.titlesize": 11,
@@ -139,21 +154,21 @@ def _style() -> dict[Any, Any]:
 def wide_font() -> str | None:
     """The first installed font with Chinese, Japanese and Korean letters; None if there is none."""
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
-    return next((name for name in WIDE_FONTS if name in installed), None)
+    for name in WIDE_FONTS:
+        if name in installed:
+            return name
+    return None
 
 
 @lru_cache(maxsize=1)
 def fonts() -> list[FT2Font]:
-    """The fonts of all text: DejaVu Sans, which comes with matplotlib, and `wide_font` if there is
-    one.
-    """
-    default, wide = (
-        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf",
-        wide_font(),
-    )
-    return [
-        FT2Font(str(file)) for file in (default, *([font_manager.findfont(wide)] if wide else []))
-    ]
+    """The fonts of all text: matplotlib's own DejaVu Sans, and `wide_font` if there is one."""
+    default = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    loaded = [FT2Font(str(default))]
+    wide = wide_font()
+    if wide:
+        loaded.append(FT2Font(str(font_manager.findfont(wide))))
+    return loaded
 
 
 def has_letters(font: FT2Font, text: str) -> bool:
@@ -163,48 +178,45 @@ def has_letters(font: FT2Font, text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_drawable(letter: str) -> bool:
-    """Whether a letter can be printed and one of the fonts has it; those of VARIATIONS have no
-    shape of their own.
-    """
-    return (
-        letter not in VARIATIONS
-        and letter.isprintable()
-        and any(has_letters(font, letter) for font in fonts())
-    )
+    """Whether a letter can be printed and one of the fonts has it."""
+    if letter in VARIATIONS or not letter.isprintable():  # variations have no shape
+        return False
+    return any(has_letters(font, letter) for font in fonts())
 
 
 def draw_no_data(axes: Axes) -> None:
+    """Write "no data" in the middle of empty axes."""
     axes.set_axis_off()
-    axes.text(
-        0.5,
-        0.5,
-        "no data",
-        ha="center",
-        va="center",
-        fontsize=16,
-        color=FAINT,
-        transform=axes.transAxes,
-    )
+    centered: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    axes.text(0.5, 0.5, "no data", fontsize=16, color=FAINT, **centered)
 
 
 def hex_colour(index: int) -> str:
+    """The color of a class as matplotlib takes it, such as #2563eb."""
     return "#{:02x}{:02x}{:02x}".format(*colour_of(index))
 
 
 def name_ticks(
     axes: Axes, names: Sequence[str], count: int, which: Literal["x", "y"], last: str | None = None
 ) -> None:
-    """Label an axis with class names, unless they are too many to read. last: the label of one more
-    tick at the end.
+    """Label an axis with class names, unless they are too many to read.
+
+    Args:
+        axes: whose axis is labeled.
+        names: of the classes.
+        count: number of classes K.
+        which: of the two axes.
+        last: the label of one more tick at the end.
     """
     axis = axes.xaxis if which == "x" else axes.yaxis
-    if count > MAX_NAMED_TICKS:
-        axis.set_ticks([count] if last else [], [last] if last else [])
-    else:
-        labels = [short_name(names, k, 24 if count <= 30 else 16) for k in range(count)] + (
-            [last] if last else []
-        )
-        axis.set_ticks(np.arange(len(labels)), labels)
+    longest = 24 if count <= 30 else 16
+    positions = list(range(count)) if count <= MAX_NAMED_TICKS else []
+    labels = [short_name(names, k, longest) for k in positions]
+    if last:
+        positions.append(count)
+        labels.append(last)
+    axis.set_ticks(positions, labels)
+
     size = float(np.clip(300 / max(count, 1), 5.0, 9))
-    upright = which == "x" and count > 8
-    axes.tick_params(which, labelsize=size, length=0, labelrotation=90 if upright else 0)
+    is_upright = which == "x" and count > 8
+    axes.tick_params(which, labelsize=size, length=0, labelrotation=90 if is_upright else 0)

@@ -20,53 +20,64 @@ from utils.plots.canvas import (
 )
 
 MAX_COUNTED_CLASSES = 25  # classes whose confusion matrix shows numbers
+RIGHT_COLORS = ["#ffffff", "#7ea6f4", "#1e40af"]
+WRONG_COLORS = ["#ffffff", "#fdba74", "#c2410c"]
 
 
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -> None:
-    """Draw a confusion matrix: correct predictions blue, wrong ones orange, darker for a larger
-    share.
+    """Draw a confusion matrix: correct predictions blue, wrong ones orange.
 
     Args:
         matrix: int [K + 1, K + 1], rows predicted, columns true; the last ones are background: its
             row has the missed objects, its column the false positives.
+        names: of the classes.
+        path: of the picture.
 
-    Of more than 25 classes, those that occur are drawn, and of these the 1000 with the most boxes.
-    The shares in a column are fractions of the objects of that class. Background has no objects, so
-    the shares in its column are fractions of the boxes predicted for each class.
+    Cells of a larger share are darker. The shares in a column are fractions of the objects of that
+    class. Background has no objects, so the shares in its column are fractions of the boxes
+    predicted for each class. Of more than 25 classes, those that occur are drawn, and of these the
+    1000 with the most boxes.
     """
-    classes = max(len(matrix) - 1, 0)
-    shown = _shown_classes(np.asarray(matrix), MAX_COUNTED_CLASSES, MAX_DRAWN_CLASSES)
+    matrix = np.asarray(matrix)
+    classes = max(len(matrix) - 1, 0)  # also the index of background
+
+    # The classes to draw, and background.
+    shown = _shown_classes(matrix, MAX_COUNTED_CLASSES, MAX_DRAWN_CLASSES)
+    count = len(shown)
     names = [short_name(names, k) for k in shown]
     rows = np.append(shown, classes) if len(matrix) else shown
-    matrix, count = np.asarray(matrix, np.float64)[np.ix_(rows, rows)], len(shown)
+    drawn = np.asarray(matrix, np.float64)[np.ix_(rows, rows)]
+
+    title = "Confusion matrix"
+    if count < classes:
+        title += f" of {count:,} of {classes:,} classes"
     with picture(path, *_confusion_size(count)) as figure:
         axes = figure.subplots()
-        axes.set_title(
-            "Confusion matrix"
-            + (f" of {count:,} of {classes:,} classes" if count < classes else "")
-        )
-        if count < 1 or not matrix.any():
+        axes.set_title(title)
+        if count < 1 or not drawn.any():
             draw_no_data(axes)
             return
-        axes.imshow(_confusion_colours(matrix), interpolation="nearest", aspect="equal")
+
+        axes.imshow(_confusion_colours(drawn), interpolation="nearest", aspect="equal")
         name_ticks(axes, names, count, "x", last="background\n(false positive)")
         name_ticks(axes, names, count, "y", last="background\n(missed)")
         axes.set(xlabel="true class", ylabel="predicted class")
-        for line in (axes.axhline, axes.axvline):
-            line(count - 0.5, color=INK, linewidth=0.8)
+        axes.axhline(count - 0.5, color=INK, linewidth=0.8)
+        axes.axvline(count - 0.5, color=INK, linewidth=0.8)
         if count <= MAX_COUNTED_CLASSES:
-            _write_counts(axes, matrix)
-        figure.supxlabel(
+            _write_counts(axes, drawn)
+
+        legend = (
             "Blue: correct. Orange: wrong. Darker: larger share of the true class (last column: "
-            "predicted class).",
-            fontsize=8,
-            color=FAINT,
+            "predicted class)."
         )
+        figure.supxlabel(legend, fontsize=8, color=FAINT)
 
 
 def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
-    """The classes to draw: all if there are `few`, else at most `most` of those with boxes, those
-    with the most boxes.
+    """The classes to draw, ascending: all if there are `few`, else the `most` with the most boxes.
+
+    Classes without boxes are then left out.
 
     >>> _shown_classes(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), few=1, most=1)
     array([1])
@@ -74,8 +85,13 @@ def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
     classes = max(len(matrix) - 1, 0)
     if classes <= few:
         return np.arange(classes)
-    boxes = matrix[:-1].sum(1) + matrix[:, :-1].sum(0)
-    return np.sort(np.argsort(-boxes, kind="stable")[: min(most, np.count_nonzero(boxes))])
+
+    predicted = matrix[:-1].sum(1)
+    true = matrix[:, :-1].sum(0)
+    boxes = predicted + true  # [K]
+    limit = min(most, np.count_nonzero(boxes))
+    most_first = np.argsort(-boxes, kind="stable")
+    return np.sort(most_first[:limit])
 
 
 def _confusion_size(count: int) -> tuple[float, float]:
@@ -85,8 +101,9 @@ def _confusion_size(count: int) -> tuple[float, float]:
 
 
 def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
-    """Each count as a fraction of its true class, in the last column of its predicted class; 0 if
-    that is empty.
+    """Each count as a fraction of its true class, in the last column of its predicted class.
+
+    0 if that class is empty.
 
     >>> _confusion_shares(np.array([[3, 1], [1, 0]]))
     array([[0.75, 0.25], [0.25, 0.  ]])
@@ -98,25 +115,27 @@ def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
 
 
 def _confusion_colours(matrix: np.ndarray) -> np.ndarray:
-    """The colour of each cell, [K + 1, K + 1, 3] in [0, 1]."""
+    """The color of each cell, [K + 1, K + 1, 3] in [0, 1]."""
+    right_map = LinearSegmentedColormap.from_list("right", RIGHT_COLORS)
+    wrong_map = LinearSegmentedColormap.from_list("wrong", WRONG_COLORS)
+
+    # The diagonal is right, the rest wrong.
     shares = _confusion_shares(matrix)
-    right = LinearSegmentedColormap.from_list("right", ["#ffffff", "#7ea6f4", "#1e40af"])(shares)[
-        ..., :3
-    ]
-    colours = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#fdba74", "#c2410c"])(
-        shares**0.7
-    )[..., :3]
+    right = right_map(shares)[..., :3]
+    colors = wrong_map(shares**0.7)[..., :3]
     diagonal = np.arange(len(matrix) - 1)
-    colours[diagonal, diagonal] = right[diagonal, diagonal]
-    colours[-1, -1] = 0.93  # background predicted as background is never counted
-    return colours
+    colors[diagonal, diagonal] = right[diagonal, diagonal]
+
+    colors[-1, -1] = 0.93  # background predicted as background is never counted
+    return colors
 
 
 def _write_counts(axes: Axes, matrix: np.ndarray) -> None:
+    """Write the count in each cell that is not empty, in thousands from 10,000 on."""
     shares = _confusion_shares(matrix)
     size = float(np.clip(90 / len(matrix), 6, 10))
     for row, column in np.argwhere(matrix > 0):
         value = int(matrix[row, column])
         text = f"{value}" if value < 10_000 else f"{value / 1000:.0f}k"
-        colour = "white" if shares[row, column] > 0.55 else INK
-        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+        color = "white" if shares[row, column] > 0.55 else INK
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)

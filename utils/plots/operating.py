@@ -1,5 +1,6 @@
-"""Precision, recall and F1 against confidence, and precision against recall. K classes, P
-confidences, R recalls.
+"""Precision, recall and F1 against confidence, and precision against recall.
+
+K classes, P confidences, R recalls.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,8 +31,9 @@ def plot_curves(
     folder: str | Path,
     best_confidence: float,
 ) -> list[Path]:
-    """Draw precision over recall, and F1, precision and recall over confidence, into four files;
-    return the files.
+    """Draw four files: precision over recall; F1, precision and recall over confidence.
+
+    Returns the files.
 
     Args:
         confidence: [P] in [0, 1], ascending.
@@ -38,28 +41,26 @@ def plot_curves(
             left out.
         pr_recall, pr_precision: [R] and [K, R]; R evenly spaced points (COCO's 101), so that a
             row's mean is its AP50.
+        names: of the classes.
+        folder: of the pictures.
         best_confidence: where the mean F1 is highest.
     """
     folder = Path(folder)
     pr_precision = np.asarray(pr_precision, np.float64)
-    average = pr_precision.mean(1) if pr_precision.size else np.zeros(0)
-    files = [folder / "PR_curve.png"]
-    _plot_curve(files[0], pr_recall, pr_precision, names, ("recall", "precision"), average, "AP")
-    for title, rows in (("F1", f1), ("precision", precision), ("recall", recall)):
+    ap50 = pr_precision.mean(1) if pr_precision.size else np.zeros(0)
+    pr_file = folder / "PR_curve.png"
+    _plot_curve(pr_file, pr_recall, pr_precision, names, ("recall", "precision"), ap50, "AP")
+
+    files = [pr_file]
+    named_rows = {"F1": ("F1", f1), "P": ("precision", precision), "R": ("recall", recall)}
+    for letter, (title, rows) in named_rows.items():
         rows = np.asarray(rows, np.float64)
         values = np.array([np.interp(best_confidence, confidence, row) for row in rows if len(row)])
         legend = f"{title} at confidence {best_confidence:.3f}"
-        files.append(folder / f"{'F1' if title == 'F1' else title[0].upper()}_curve.png")
-        _plot_curve(
-            files[-1],
-            confidence,
-            rows,
-            names,
-            ("confidence", title),
-            values,
-            legend,
-            mark=best_confidence,
-        )
+        axis_names = ("confidence", title)
+        file = folder / f"{letter}_curve.png"
+        _plot_curve(file, confidence, rows, names, axis_names, values, legend, mark=best_confidence)
+        files.append(file)
     return files
 
 
@@ -73,32 +74,39 @@ def _plot_curve(
     legend: str,
     mark: float | None = None,
 ) -> None:
-    """Draw a thin line per class, labelled with its name and value if there are few, and a thick
-    line for the mean.
+    """Draw a thin line per class, labeled if they are few, and a thick line for the mean.
+
+    Args:
+        path: of the picture.
+        x: [P] in [0, 1].
+        rows: [K, P]; one with NaN is left out.
+        names: of the classes.
+        axis_names: of x and of the rows.
+        values: [K], one per class, for its label.
+        legend: title of the labels.
+        mark: of x; a vertical line is drawn there.
     """
     x = np.asarray(x, np.float64).reshape(-1)
     shown = np.flatnonzero(np.isfinite(rows).all(1)) if rows.size else np.zeros(0, int)
     with picture(path, 9, 6) as figure:
         axes = figure.subplots()
-        axes.set_title(f"{axis_names[1]} over {axis_names[0]}, at IoU 0.5")
+        x_name, y_name = axis_names
+        axes.set_title(f"{y_name} over {x_name}, at IoU 0.5")
         if not len(shown) or not len(x):
             draw_no_data(axes)
             return
-        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel=axis_names[0], ylabel=axis_names[1])
+
+        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel=x_name, ylabel=y_name)
         axes.grid(True)
         lines, labels = _draw_class_lines(axes, x, rows, shown, names, values)
         lines += axes.plot(x, rows[shown].mean(0), color=INK, linewidth=3)
         labels.append(f"all classes  {values[shown].mean():.3f}")
         if mark is not None and math.isfinite(mark):
             axes.axvline(mark, color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
-        figure.legend(
-            lines[::-1],
-            labels[::-1],
-            title=legend,
-            loc="outside right upper",
-            fontsize=8,
-            alignment="left",
-        )
+
+        # The best class first.
+        place: dict[str, Any] = {"loc": "outside right upper", "alignment": "left"}
+        figure.legend(lines[::-1], labels[::-1], title=legend, fontsize=8, **place)
 
 
 def _draw_class_lines(
@@ -109,21 +117,24 @@ def _draw_class_lines(
     names: Sequence[str],
     values: np.ndarray,
 ) -> tuple[list, list[str]]:
-    """Draw a line per class. Returns the lines for the legend and their labels, the best class
-    last.
+    """Draw a line per class; return the lines of the legend and their labels, the best class last.
+
+    Many classes get one color and one label. shown: the classes to draw; the other arguments are
+    those of `_plot_curve`.
     """
     if len(shown) > MAX_NAMED_LINES:
         step = max(1, len(x) // 200)
-        lines = [np.stack([x[::step], rows[k, ::step]], 1) for k in shown]
+        curves = [np.stack([x[::step], rows[k, ::step]], 1) for k in shown]
         alpha = float(np.clip(20 / len(shown), 0.04, 0.5))
-        axes.add_collection(LineCollection(lines, colors=BLUE, linewidths=0.8, alpha=alpha))
-        return axes.plot([], [], color=BLUE, linewidth=0.8, alpha=0.5), [
-            f"each of {len(shown)} classes"
-        ]
-    order = shown[np.argsort(values[shown], kind="stable")]
-    handles = [
-        axes.plot(x, rows[k], color=hex_colour(int(k)), linewidth=1.2, alpha=0.8)[0] for k in order
-    ]
-    labels = [f"{short_name(names, int(k))}  {values[k]:.3f}" for k in order]
-    # matplotlib before 3.10 leaves labels that begin with an underscore out of the legend
-    return handles, [" " + label if label.startswith("_") else label for label in labels]
+        axes.add_collection(LineCollection(curves, colors=BLUE, linewidths=0.8, alpha=alpha))
+        lines = axes.plot([], [], color=BLUE, linewidth=0.8, alpha=0.5)
+        return lines, [f"each of {len(shown)} classes"]
+
+    lines = []
+    labels = []
+    for k in shown[np.argsort(values[shown], kind="stable")]:
+        lines += axes.plot(x, rows[k], color=hex_colour(int(k)), linewidth=1.2, alpha=0.8)
+        label = f"{short_name(names, int(k))}  {values[k]:.3f}"
+        # matplotlib before 3.10 leaves labels that begin with an underscore out of the legend
+        labels.append(" " + label if label.startswith("_") else label)
+    return lines, labels

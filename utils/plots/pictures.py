@@ -32,35 +32,45 @@ class Pictures:
         active: bool = True,
         written: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        self.folder, self.names, self.active, self.written = folder, names, active, written
+        self.folder = folder
+        self.names = names
+        self.active = active
+        self.written = written
         self._drawn: list[Future[None]] = []
 
     def labels(self, classes: NDArray[np.int64], boxes_cxcywh_norm: NDArray[np.float64]) -> None:
-        """labels.png: the training labels. classes: [N]. boxes: [N, 4] as fractions of the image
-        size.
+        """Draw labels.png: the training labels.
+
+        classes: [N]. boxes_cxcywh_norm: [N, 4] as fractions of the image size.
         """
 
         def draw() -> None:
             from utils.plots.labels import plot_labels
 
-            self._plot(
-                "labels.png", lambda file: plot_labels(classes, boxes_cxcywh_norm, self.names, file)
-            )
+            def plot(file: Path) -> None:
+                plot_labels(classes, boxes_cxcywh_norm, self.names, file)
+
+            self._plot("labels.png", plot)
 
         self._draw_in_background(draw)
 
     def train_batch(self, number: int, images: Any, targets: Any) -> None:
-        """train_batch0.jpg to train_batch2.jpg: a batch as the model sees it. images: uint8 [B, H,
-        W, 3]. targets:
-        [T, 6] image, class, x1, y1, x2, y2 in pixels. Both are tensors.
+        """Draw train_batch0.jpg to train_batch2.jpg: a batch as the model sees it.
 
-        Raises the error of an earlier picture that failed.
+        images: uint8 [B, H, W, 3]. targets: [T, 6] image, class, x1, y1, x2, y2 in pixels. Both are
+        tensors.
+
+        Raises: the error of an earlier picture that failed.
         """
         for drawing in filter(Future.done, self._drawn):
             drawing.result()
+
         if self.active and number < BATCHES:
-            pixels, boxes = images.cpu().numpy().copy(), targets.cpu().numpy().copy()
-            self._draw_in_background(lambda: self._batch(f"train_batch{number}.jpg", pixels, boxes))
+            # copies: the tensors may have changed when the thread draws them
+            pixels = images.cpu().numpy().copy()
+            boxes = targets.cpu().numpy().copy()
+            name = f"train_batch{number}.jpg"
+            self._draw_in_background(lambda: self._batch(name, pixels, boxes))
 
     def wait(self) -> None:
         """Wait until all pictures are drawn. Raises the error of one that failed."""
@@ -70,11 +80,10 @@ class Pictures:
     def results(
         self, curves: Sequence[Any], best_confidence: float, confusion: NDArray[np.int64]
     ) -> None:
-        """Draw results.png if there is a results.csv, the curves, and the confusion matrix [K + 1,
-        K + 1].
+        """Draw results.png if there is a results.csv, the curves, and the confusion matrix.
 
         curves: confidence, precision, recall, F1, recall and precision of the PR curve, as
-        `plot_curves` takes them.
+        `plot_curves` takes them. confusion: [K + 1, K + 1].
         """
         if not self.active:
             return
@@ -83,15 +92,25 @@ class Pictures:
         from utils.plots.results import plot_results
 
         self.wait()
-        if (self.folder / "results.csv").exists():
-            self._plot("results.png", lambda file: plot_results(self.folder / "results.csv", file))
+        table = self.folder / "results.csv"
+        if table.exists():
+            self._plot("results.png", lambda file: plot_results(table, file))
+
         confidence, precision, recall, f1, pr_recall, pr_precision = curves
-        points = {"confidence": confidence, "precision": precision, "recall": recall, "f1": f1}
-        points |= {"pr_recall": pr_recall, "pr_precision": pr_precision}
-        for file in plot_curves(
-            **points, names=self.names, folder=self.folder, best_confidence=best_confidence
-        ):
+        files = plot_curves(
+            confidence=confidence,
+            precision=precision,
+            recall=recall,
+            f1=f1,
+            pr_recall=pr_recall,
+            pr_precision=pr_precision,
+            names=self.names,
+            folder=self.folder,
+            best_confidence=best_confidence,
+        )
+        for file in files:
             self.written(file)
+
         self._plot("confusion_matrix.png", lambda file: plot_confusion(confusion, self.names, file))
 
     def val_batch(
@@ -102,27 +121,38 @@ class Pictures:
         predicted: NDArray[Any],
         titles: Sequence[str],
     ) -> None:
-        """val_batchN_labels.jpg and val_batchN_pred.jpg: the ground truth and the detections.
+        """Draw val_batchN_labels.jpg and val_batchN_pred.jpg: the ground truth and the detections.
 
-        predicted: [D, 7] image, class, x1, y1, x2, y2 in pixels, score.
+        Args:
+            number: N.
+            images: uint8 [B, H, W, 3].
+            targets: [T, 6] image, class, x1, y1, x2, y2 in pixels.
+            predicted: [D, 7] image, class, x1, y1, x2, y2 in pixels, score.
+            titles: of the images.
         """
         self._batch(f"val_batch{number}_labels.jpg", images, targets, titles=titles)
-        pred_name = f"val_batch{number}_pred.jpg"
-        self._batch(pred_name, images, predicted[:, :6], scores=predicted[:, 6], titles=titles)
+
+        boxes = predicted[:, :6]
+        scores = predicted[:, 6]
+        self._batch(f"val_batch{number}_pred.jpg", images, boxes, scores=scores, titles=titles)
 
     def _draw_in_background(self, draw: Callable[[], None]) -> None:
-        if self.active:
-            self._drawn.append(
-                run_in_background(draw, after=self._drawn[-1] if self._drawn else None)
-            )
+        """Call `draw` in a thread, after the drawings before it. Does nothing unless active."""
+        if not self.active:
+            return
+        previous = self._drawn[-1] if self._drawn else None
+        self._drawn.append(run_in_background(draw, after=previous))
 
     def _batch(
         self, name: str, images: NDArray[np.uint8], targets: NDArray[Any], **more: Any
     ) -> None:
+        """Draw a batch into the file of this name. more: as for `plot_batch`."""
         from utils.plots.batches import plot_batch
 
         self._plot(name, lambda file: plot_batch(images, targets, self.names, file, **more))
 
     def _plot(self, name: str, plot: Callable[[Path], object]) -> None:
-        plot(self.folder / name)
-        self.written(self.folder / name)
+        """Call `plot` with the path of this name in the folder, then `written`."""
+        path = self.folder / name
+        plot(path)
+        self.written(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,12 +15,14 @@ from utils.plots.canvas import draw_no_data, hex_colour, picture
 
 
 def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
-    """Draw every column of results.csv except epoch and time over the epochs; related columns share
-    a panel.
+    """Draw every column of results.csv except epoch and time over the epochs.
+
+    Related columns share a panel.
     """
     columns = _read_results(Path(csv_path))
     epochs = columns.pop("epoch", np.zeros(0))
     columns.pop("time", None)
+
     panels: dict[str, list[str]] = {}
     for name in columns:
         panels.setdefault(_panel_of(name), []).append(name)
@@ -29,7 +32,8 @@ def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
     with picture(png_path, 4.4 * across, 3.1 * down) as figure:
         grid = figure.subplots(down, across, squeeze=False).ravel()
         for axes, (title, names) in zip(grid, panels.items(), strict=False):
-            _draw_history(axes, title, epochs, {name: columns[name] for name in names})
+            own_columns = {name: columns[name] for name in names}
+            _draw_history(axes, title, epochs, own_columns)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         if not panels:
@@ -40,17 +44,21 @@ def _read_results(path: Path) -> dict[str, np.ndarray]:
     """Each column of a CSV file as floats, NaN for cells that are not finite numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    names = [name.strip() for name in rows[0]] if rows else []
-    table = [
-        [_number(row[column]) if column < len(row) else math.nan for row in rows[1:]]
-        for column in range(len(names))
-    ]
-    return {
-        name: np.array(values, float) for name, values in zip(names, table, strict=True) if name
-    }
+    if not rows:
+        return {}
+
+    header, *body = rows
+    columns = {}
+    for index, cell in enumerate(header):
+        name = cell.strip()
+        if name:
+            values = [_number(row[index]) if index < len(row) else math.nan for row in body]
+            columns[name] = np.array(values, float)
+    return columns
 
 
 def _number(text: str) -> float:
+    """The number in a cell, NaN if it is not finite or not a number."""
     try:
         value = float(text)
     except ValueError:
@@ -71,12 +79,15 @@ def _panel_of(column: str) -> str:
         return "mAP"
     if last in ("precision", "recall"):
         return "precision and recall"
-    return "learning rate" if last.startswith("lr") else last.replace("_", " ")
+    if last.startswith("lr"):
+        return "learning rate"
+    return last.replace("_", " ")
 
 
 def _draw_history(
     axes: Axes, title: str, epochs: np.ndarray, columns: dict[str, np.ndarray]
 ) -> None:
+    """Draw the columns of one panel, a line each."""
     axes.set_title(title)
     axes.grid(True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
@@ -84,37 +95,34 @@ def _draw_history(
     if not any(np.isfinite(values).any() for values in columns.values()):
         draw_no_data(axes)
         return
+
     lines = []
     for number, values in enumerate(columns.values()):
-        shown = np.isfinite(values)
-        marker = "o" if shown.sum() <= 25 else ""
         x = epochs if len(epochs) == len(values) else np.arange(len(values))
-        lines += axes.plot(
-            x[shown],
-            values[shown],
-            color=hex_colour(number),
-            marker=marker,
-            markersize=3,
-            linewidth=1.8,
-        )
+        shown = np.isfinite(values)
+        color = hex_colour(number)
+        marker = "o" if shown.sum() <= 25 else ""
+        style: dict[str, Any] = {"marker": marker, "markersize": 3, "linewidth": 1.8}
+        lines += axes.plot(x[shown], values[shown], color=color, **style)
+
     if len(columns) > 1:
-        axes.legend(
-            lines,
-            [_line_name(name, values) for name, values in columns.items()],
-            loc="best",
-            fontsize=8,
-        )
+        line_names = [_line_name(name, values) for name, values in columns.items()]
+        axes.legend(lines, line_names, loc="best", fontsize=8)
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 0.5, epochs[0] + 0.5)
     if title in ("mAP", "precision and recall"):
         highest = max(np.nanmax(values, initial=0) for values in columns.values())
         # the legend is above low lines
-        axes.set_ylim(0, 1.02 if highest > 0.5 else 1.35 * highest or None)
+        top = 1.02 if highest > 0.5 else 1.35 * highest
+        axes.set_ylim(0, top or None)
 
 
 def _line_name(column: str, values: np.ndarray) -> str:
+    """The name of a column in the legend of its panel."""
     first, _, last = column.partition("/")
     if first in ("train", "val"):
         return first
+    if not last.lower().startswith("map"):
+        return last or first
     best = np.nanmax(values, initial=0.0)
-    return f"{last}, best {best:.3f}" if last.lower().startswith("map") else last or first
+    return f"{last}, best {best:.3f}"
