@@ -49,18 +49,27 @@ class LostError(FaultError):
 
 
 class Connection:
-    """Connects this process to the others: `world = connect(launch)` in `with distributed_session()
-    as connect`.
+    """Connects this process to the others.
+
+    `world = connect(launch)` in `with distributed_session() as connect`.
 
     How a process ends:
-    success                 when all are about to end; the host of the store ends last error, the
-    first one    claims the failure, leaves its process groups, and ends with the error, which is
-    then shown error, a later one      ends silently, with the exit code of the first error before
-    the        joins the others to end together with them, since their flags or variables may
-    differ; if rendezvous              that is impossible, or no other process connects, every
-    process reports its own error another process died    one sentence in place of the error of gloo
-    or NCCL; with --spawn the launcher reports it stuck                   PeerWatch ends the process
-    after its grace period
+
+    success: when all are about to end; the host of the store ends last.
+
+    error, the first one: claims the failure, leaves its process groups, and ends with the error,
+        which is then shown.
+
+    error, a later one: ends silently, with the exit code of the first.
+
+    error before the rendezvous: joins the others to end together with them, since their flags or
+        variables may differ. If that is impossible, or no other process connects, every process
+        reports its own error.
+
+    another process died: one sentence in place of the error of gloo or NCCL; with --spawn the
+        launcher reports it.
+
+    stuck: PeerWatch ends the process after its grace period.
     """
 
     def __init__(self) -> None:
