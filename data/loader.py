@@ -1,6 +1,4 @@
-"""The data loader: batches of samples as tensors on a device, drawn by this process or by
-DataLoader workers.
-"""
+"""The data loader: batches of samples on a device, drawn by this process or DataLoader workers."""
 
 import ctypes
 import multiprocessing
@@ -45,19 +43,24 @@ from utils.terminal import FaultError
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 PREFETCH_FACTOR = 2  # batches that each worker prefetches
-# of the ring buffer: the batch that was returned last, and the one that is requested just before
+# Slots of the ring buffer besides those of prefetched batches: for the batch that was returned last
+# and the one that is requested just before.
 EXTRA_PLACES = 2
 
 
 def fit_workers(
     workers: int, batch_bytes: int, budget: int, say: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Return the numbers of workers, and of batches that each prefetches, whose ring buffer fits
-    into `budget` bytes.
+    """Return how many workers there are, and how many batches each prefetches, within a budget.
 
     Fewer batches are prefetched first, then there are fewer workers, none if not even three batches
-    fit. Samples do not depend on these numbers. batch_bytes: of the largest batch. say: receives a
-    log line if the numbers are reduced.
+    fit. Samples do not depend on these numbers.
+
+    Args:
+        workers: the number that was asked for.
+        batch_bytes: of the largest batch.
+        budget: bytes that the ring buffer may take.
+        say: receives a log line if the numbers are reduced.
 
     >>> fit_workers(8, 100, 1000, lambda line: None)
     (8, 1)
@@ -65,17 +68,14 @@ def fit_workers(
     places = budget // max(batch_bytes, 1) - EXTRA_PLACES
     if workers == 0 or workers * PREFETCH_FACTOR <= places:
         return workers, PREFETCH_FACTOR
+
     fewer = max(min(workers, places), 0)
     full = format_bytes((workers * PREFETCH_FACTOR + EXTRA_PLACES) * batch_bytes)
-    limit = (
-        f"prepared batches may take a quarter of the free memory, {format_bytes(budget)}, "
-        f"not {full}"
-    )
-    instead = (
-        f"{counted(fewer, 'worker')} with 1 batch each"
-        if fewer
-        else "no workers, each process draws by itself"
-    )
+    allowed = format_bytes(budget)
+    limit = f"prepared batches may take a quarter of the free memory, {allowed}, not {full}"
+    instead = "no workers, each process draws by itself"
+    if fewer:
+        instead = f"{counted(fewer, 'worker')} with 1 batch each"
     say(f"--workers {workers}: {limit}: {instead}")
     return fewer, 1
 
@@ -96,8 +96,9 @@ class Batch(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch as workers send it: NumPy arrays, because torch moves each tensor to shared memory
-    separately.
+    """A batch as workers send it.
+
+    NumPy arrays, because torch moves each tensor to shared memory separately.
     """
 
     # empty array: the pixels are in the ring buffer; Packed: the device draws them
@@ -109,9 +110,9 @@ class Drawn(NamedTuple):
 
 
 class _HostDrawer:
-    """Draws the pixels of plans on the CPU, into `memory` if it is given."""
+    """Draws the pixels of plans on the CPU."""
 
-    pool = None
+    pool = None  # as _DeviceDrawer.pool
 
     def __init__(self, read: Reader) -> None:
         self._drawer = Drawer(read)
@@ -119,9 +120,12 @@ class _HostDrawer:
     def __call__(
         self, plans: Sequence[Plan], shape: tuple[int, ...], memory: NDArray[np.uint8] | None
     ) -> NDArray[np.uint8]:
-        pixels = (
-            np.empty(shape, np.uint8) if memory is None else memory[: prod(shape)].reshape(shape)
-        )
+        """Return the pixels [B, H, W, 3]; an empty array if they were drawn into `memory`."""
+        if memory is None:
+            pixels = np.empty(shape, np.uint8)
+        else:
+            pixels = memory[: prod(shape)].reshape(shape)
+
         for plan, image in zip(plans, pixels, strict=True):
             self._drawer.draw(plan, image)
         return pixels if memory is None else np.empty(0, np.uint8)
@@ -142,30 +146,33 @@ class _DeviceDrawer:
 
 
 class Samples:
-    """Samples of one data set by key. A sample depends only on its key, not on which process draws
-    it or when.
+    """Samples of one data set by key.
+
+    A sample depends only on its key, not on which process draws it or when.
     """
 
     def __init__(
         self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool
     ) -> None:
-        """images: base images, read from their files by default; the device draws those of
-        DeviceImages.
+        """Choose who draws: the device of `images` if they are DeviceImages, otherwise the CPU.
 
-        augment: draw random plans, otherwise plain letterboxed ones.
+        images: base images, read from their files by default. augment: draw random plans, otherwise
+        plain letterboxed ones.
         """
-        self.planner, self.augment = planner, augment
+        self.planner = planner
+        self.augment = augment
+        self._drawer: _HostDrawer | _DeviceDrawer
         if isinstance(images, DeviceImages):
-            self._drawer: _HostDrawer | _DeviceDrawer = _DeviceDrawer(images)
+            self._drawer = _DeviceDrawer(images)
         else:
-            self._drawer = _HostDrawer(
-                images or decoded(planner.labels, planner.image_size, planner.tile)
-            )
+            read = images or decoded(planner.labels, planner.image_size, planner.tile)
+            self._drawer = _HostDrawer(read)
 
     @property
     def pool(self) -> Tensor | None:
-        """The base images in the memory of the device that draws them; None if the CPU draws, and
-        in workers.
+        """The base images in the memory of the device that draws them.
+
+        None if the CPU draws, and in workers.
         """
         return self._drawer.pool
 
@@ -176,12 +183,14 @@ class Samples:
         """
         shape = (len(keys), keys[0].height, keys[0].width, 3)
         plans = [self._plan(key) for key in keys]
+        pixels = self._drawer(plans, shape, memory)
+
+        # Each target gets the number of its image in the batch.  [T, 6]
+        targets = [np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]
+        indices = [self.planner.image_of(key.index) for key in keys]
+        placements = [self._placement(key) for key in keys]
         return Drawn(
-            self._drawer(plans, shape, memory),
-            shape,
-            np.concatenate([np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]),
-            np.array([self.planner.image_of(key.index) for key in keys]),
-            np.stack([self._placement(key) for key in keys]),
+            pixels, shape, np.concatenate(targets), np.array(indices), np.stack(placements)
         )
 
     def draw_on_device(self, keys: Sequence[Key]) -> Tensor:
@@ -192,30 +201,31 @@ class Samples:
         packed = self.draw(keys).pixels
         if not isinstance(packed, Packed) or self.pool is None:
             raise TypeError("these samples are drawn by the CPU")
+
         device = self.pool.device
-        return draw_batch(packed.sent(lambda part: part.to(device)), self.pool)
+        on_device = packed.sent(lambda part: part.to(device))
+        return draw_batch(on_device, self.pool)
 
     def _plan(self, key: Key) -> Plan:
         size = (key.height, key.width)
-        if self.augment:
-            return self.planner.plan(
-                key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat
-            )
-        return self.planner.plain(key.index, size)
+        if not self.augment:
+            return self.planner.plain(key.index, size)
+        return self.planner.plan(key.epoch, key.index, size, mosaic=key.mosaic, repeat=key.repeat)
 
     def _placement(self, key: Key) -> NDArray[np.float64]:
+        """Return the row of `Batch.placement`; NaN for augmented samples, which have none."""
         if self.augment:
             return np.full(4, np.nan)
-        return np.concatenate(self.planner.placement(key.index, (key.height, key.width)))
+        placement = self.planner.placement(key.index, (key.height, key.width))
+        return np.concatenate(placement)
 
 
 def start_worker(closing: ctypes.c_bool, _: int) -> None:
-    """Set up a worker: one OpenCV thread, signals ignored until the parent sets `closing`, exit
-    with the parent.
+    """Set up a worker: one OpenCV thread, no reaction to signals, exit with the parent.
 
-    Launchers signal whole process groups. If that killed a worker, training would fail before it
-    saved a checkpoint. But a parent that exits also sends SIGTERM to its workers and waits for
-    them.
+    Signals are ignored until the parent sets `closing`. Launchers signal whole process groups. If
+    that killed a worker, training would fail before it saved a checkpoint. But a parent that exits
+    also sends SIGTERM to its workers and waits for them.
     """
 
     def end(*_: object) -> None:
@@ -223,13 +233,16 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
             os._exit(0)
 
     cv2.setNumThreads(0)
+    sys.excepthook = worker_excepthook
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
     for name in ("SIGUSR1", "SIGHUP"):  # after these, too, the parent saves a checkpoint
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    sys.excepthook = worker_excepthook
-    if parent := multiprocessing.parent_process():
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
@@ -246,16 +259,16 @@ def _exit_with_parent(parent: BaseProcess) -> None:
 def worker_excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an uncaught error, unless the parent ended while this worker sent it a batch (as a
-    `sys.excepthook`).
+    """Print an uncaught error, unless the parent ended while this worker sent it a batch.
+
+    It is a `sys.excepthook`.
     """
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 
 
 def explain_worker_death(text: str) -> str:
-    """Return a message that replaces torch's error about a worker that died; "" for any other
-    error.
+    """Return a message that replaces torch's error about a worker that died; "" for other errors.
 
     >>> explain_worker_death("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
     'a DataLoader worker died (Segmentation fault): try --workers 0'
@@ -265,13 +278,9 @@ def explain_worker_death(text: str) -> str:
     died = re.match(r"DataLoader worker \(pid(?:.*by signal: (?P<signal>[^.]+))?", text)
     if not died:
         return ""
-    crashed = died["signal"] not in (None, "Killed", "Bus error")
-    why = (
-        f" ({died['signal']}): try --workers 0"
-        if crashed
-        else ", probably out of memory: use fewer --workers"
-    )
-    return f"a DataLoader worker died{why}"
+    if died["signal"] in (None, "Killed", "Bus error"):
+        return "a DataLoader worker died, probably out of memory: use fewer --workers"
+    return f"a DataLoader worker died ({died['signal']}): try --workers 0"
 
 
 def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
@@ -283,8 +292,11 @@ def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     """
     batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
-    handler = number and signal.getsignal(number)
-    if number is not None and callable(handler) and not isinstance(handler, _WorkerDeathHandler):
+    if number is None:  # Windows
+        return batches
+
+    handler = signal.getsignal(number)
+    if callable(handler) and not isinstance(handler, _WorkerDeathHandler):
         signal.signal(number, _WorkerDeathHandler(handler))
     return batches
 
@@ -299,14 +311,14 @@ class _WorkerDeathHandler:
         try:
             self.handler(number, frame)
         except RuntimeError as error:
-            if not (message := explain_worker_death(str(error))):
+            message = explain_worker_death(str(error))
+            if not message:
                 raise
             raise FaultError(message) from None
 
 
 class Loader(Generic[S]):
-    """Batches in the sampler's order, on `device`, drawn by `workers` processes, or by this one if
-    0.
+    """Batches in the sampler's order, on a device, drawn by worker processes or by this one.
 
     The workers start with the first pass and keep running. They draw into a ring buffer in shared
     memory, because allocating memory for each batch costs as much as drawing into it. Batches are
@@ -323,35 +335,46 @@ class Loader(Generic[S]):
         ring_bytes: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """ring_bytes: at most so many for the ring buffer; by default `ring_budget` of a single
-        process.
+        """Prepare the workers, which start with the first pass.
 
-        say: receives a log line if that is too little for all workers.
+        Args:
+            samples: draws the batches.
+            sampler: the keys of each batch.
+            workers: number of worker processes; with 0 this process draws.
+            device: where the batches go.
+            ring_bytes: at most so many for the ring buffer; by default `ring_budget` of a single
+                process.
+            say: receives a log line if that is too little for all workers.
         """
         self.samples: Samples = samples
         self.sampler: S = sampler
+
+        # The ring buffer of pixels limits the number of workers.
         prefetch = PREFETCH_FACTOR
         draws_on_host = samples.pool is None
         if draws_on_host:
             budget = ring_budget() if ring_bytes is None else ring_bytes
             workers, prefetch = fit_workers(workers, sampler.largest, budget, say)
         self.workers: int = workers
+
         self._uploads: Uploads = Uploads(device)
         self._draw: Callable[..., Tensor] = draw_batch
         # whether all plans are brought to few shapes, for compiled drawing
         self._fix_shapes: bool = False
         self._ring: Ring | None = None
+        places = 0
         if workers and draws_on_host:
-            self._ring = Ring(workers * prefetch + EXTRA_PLACES, sampler.largest, device)
+            places = workers * prefetch + EXTRA_PLACES
+            self._ring = Ring(places, sampler.largest, device)
+
+        # Set before this process ends its workers.
         closing = RawValue(ctypes.c_bool, False)
-        # runs before this process ends its workers
         Finalize(None, setattr, (closing, "value", True), exitpriority=0)
+
         self._loader = DataLoader(
             _BatchDataset(samples, self._ring),
             batch_size=None,
-            sampler=_NumberedBatches(
-                sampler, self._uploads, self._ring.places if self._ring else 0
-            ),
+            sampler=_NumberedBatches(sampler, self._uploads, places),
             num_workers=workers,
             collate_fn=_identity,
             prefetch_factor=prefetch if workers else None,
@@ -371,10 +394,9 @@ class Loader(Generic[S]):
         return self._ring.nbytes if self._ring else 0
 
     def compile(self, say: Callable[[str], None]) -> None:
-        """Have torch compile the drawing on the device, during the first batches. Pixels change by
-        rounding errors.
+        """Have torch compile the drawing on the device, during the first batches.
 
-        say: receives log lines.
+        Pixels change by rounding errors. say: receives log lines.
         """
         self._draw = compile_or_fall_back(draw_batch, say)
         self._fix_shapes = True
@@ -392,49 +414,57 @@ class Loader(Generic[S]):
             error.__traceback__ = None
             # A worker sends its whole traceback as the text; our message is its end.
             name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
-            raise UnreadableImageError(str(error).rpartition(name)[2].rstrip()) from None
+            message = str(error).rpartition(name)[2].rstrip()
+            raise UnreadableImageError(message) from None
         except RuntimeError as error:
-            if not (message := explain_worker_death(str(error))):
+            message = explain_worker_death(str(error))
+            if not message:
                 raise
             raise FaultError(message) from None
 
     def _to_batch(self, number: int, drawn: Drawn) -> Batch:
-        # first: the host may wait for this copy
+        """Return the batch on the device."""
+        # The targets first: the host may wait for this copy.
         targets = self._uploads.send(torch.from_numpy(drawn.targets))
-        return Batch(
-            self._images(number, drawn),
-            targets,
-            torch.from_numpy(drawn.indices),
-            torch.from_numpy(drawn.placement),
-        )
+        images = self._images(number, drawn)
+        indices = torch.from_numpy(drawn.indices)
+        placement = torch.from_numpy(drawn.placement)
+        return Batch(images, targets, indices, placement)
 
     def _images(self, number: int, drawn: Drawn) -> Tensor:
-        if isinstance(drawn.pixels, Packed) and self.samples.pool is not None:
-            packed = with_fixed_shapes(drawn.pixels) if self._fix_shapes else drawn.pixels
-            return self._draw(packed.sent(self._uploads.send), self.samples.pool)
+        """Return the pixels on the device: drawn there, from the ring buffer, or from `drawn`."""
+        pool = self.samples.pool
+        if isinstance(drawn.pixels, Packed) and pool is not None:
+            packed = drawn.pixels
+            if self._fix_shapes:
+                packed = with_fixed_shapes(packed)
+            return self._draw(packed.sent(self._uploads.send), pool)
+
         if self._ring is not None:
-            return self._uploads.send(
-                self._ring.place(number)[: prod(drawn.shape)].view(drawn.shape), number
-            )
+            place = self._ring.place(number)
+            pixels = place[: prod(drawn.shape)].view(drawn.shape)
+            return self._uploads.send(pixels, number)
+
         return self._uploads.send(torch.as_tensor(drawn.pixels))
 
 
 class Ring:
-    """A ring buffer in shared memory for the pixels that workers draw: batch k of a pass uses slot
-    k % places.
+    """A ring buffer in shared memory for the pixels that workers draw.
 
-    A DataLoader requests one more batch just before it returns one. The buffer has two slots more
-    than the number of prefetched batches, so a slot is written again only after its batch and the
-    next one have been returned.
+    Batch k of a pass uses slot k % places. A DataLoader requests one more batch just before it
+    returns one. The buffer has two slots more than the number of prefetched batches, so a slot is
+    written again only after its batch and the next one have been returned.
     """
 
     def __init__(self, places: int, size: int, device: torch.device) -> None:
+        self.places = places
+        self._size = size
         self._shared = SharedBytes(places * size)
-        self.places, self._size = places, size
         page_lock(self._shared.tensor, device, self)
 
     @property
     def nbytes(self) -> int:
+        """The size of the whole buffer."""
         return self.places * self._size
 
     def place(self, number: int) -> Tensor:
@@ -447,22 +477,27 @@ class _BatchDataset(Dataset[Drawn]):
     """Draws a whole batch, given its number within the pass and the keys of its samples."""
 
     def __init__(self, samples: Samples, ring: Ring | None) -> None:
-        self.samples, self.ring = samples, ring
+        self.samples = samples
+        self.ring = ring
 
     def __getitem__(self, request: tuple[int, list[Key]]) -> Drawn:
         number, keys = request
-        return self.samples.draw(keys, self.ring.place(number).numpy() if self.ring else None)
+        memory = self.ring.place(number).numpy() if self.ring else None
+        return self.samples.draw(keys, memory)
 
 
 class _NumberedBatches(Sampler[tuple[int, list[Key]]]):
-    """The batches of a pass with their numbers. Before a slot is reused, waits until its old batch
-    was uploaded.
+    """The batches of a pass with their numbers.
+
+    Before a slot is reused, waits until its old batch was uploaded.
     """
 
     def __init__(
         self, batches: TrainSampler | EvaluationSampler, uploads: Uploads, places: int
     ) -> None:
-        self.batches, self.uploads, self.places = batches, uploads, places
+        self.batches = batches
+        self.uploads = uploads
+        self.places = places
 
     def __len__(self) -> int:
         return len(self.batches)
