@@ -19,59 +19,50 @@ MIN_BOX_SIDE = 1e-3  # pixels; a smaller box counts as empty
 
 
 class BadRowError(ValueError):
-    """A row or annotation that cannot be used. The message is the reason; the code that catches it
-    adds the place.
+    """A row or annotation that cannot be used.
+
+    The message is the reason; the code that catches it adds the place.
     """
 
 
 class LabelRow(NamedTuple):
-    """One box while labels are read, in pixels of the upright image.
-
-    number: its line or annotation id; the place in the file, such as "annotations[3]", of an
-    annotation without id.
-    """
+    """One box while labels are read, in pixels of the upright image."""
 
     class_index: int
     box_xywh: tuple[float, float, float, float]
     area: float
     crowd: bool
     points: np.ndarray | None  # float32 [k, 2], k >= 3, or None
+    # its line or annotation id; for an annotation without id its place, such as "annotations[3]"
     number: int | str
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The images and boxes of one split. Pixels are those of the upright image, x to the right, y
-    down.
+    """The images and boxes of one split.
 
-    path_bytes, path_offsets:  uint8 [B], int64 [M+1]; see `path` sizes:          int32 [M, 2],
-    width and height after EXIF rotation image_ids:      int64 [M], the ids in a COCO JSON,
-    otherwise 1..M offsets:        int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
-    classes:        int32 [N], index into the data YAML's names boxes_xywh:     float64 [N, 4], left
-    top width height in pixels; a COCO JSON's values bit for bit areas:          float64 [N], a COCO
-    JSON's `area`, otherwise width * height crowd:          bool [N], True for regions that
-    evaluation and loss ignore points:         float32 [P, 2], polygon vertices point_offsets:
-    int64 [N+1], an empty range is a plain box category_ids:   int64 [K], the id of class k in COCO
-    results: the one in the JSON, otherwise 1..K
-
-    Raises ValueError if the arrays do not fit together.
+    Pixels are those of the upright image, x to the right, y down. Raises ValueError if the arrays
+    do not fit together.
     """
 
-    path_bytes: np.ndarray
-    path_offsets: np.ndarray
-    sizes: np.ndarray
-    image_ids: np.ndarray
-    offsets: np.ndarray
-    classes: np.ndarray
+    path_bytes: np.ndarray  # uint8 [B], see `path`
+    path_offsets: np.ndarray  # int64 [M+1], see `path`
+    sizes: np.ndarray  # int32 [M, 2], width and height after EXIF rotation
+    image_ids: np.ndarray  # int64 [M], the ids in a COCO JSON, otherwise 1..M
+    offsets: np.ndarray  # int64 [M+1], image i has the rows offsets[i]:offsets[i+1]
+    classes: np.ndarray  # int32 [N], index into the data YAML's names
+    # float64 [N, 4], left, top, width, height in pixels; a COCO JSON's values bit for bit
     boxes_xywh: np.ndarray
-    areas: np.ndarray
-    crowd: np.ndarray
-    points: np.ndarray
-    point_offsets: np.ndarray
+    areas: np.ndarray  # float64 [N], a COCO JSON's `area`, otherwise width * height
+    crowd: np.ndarray  # bool [N], True for regions that evaluation and loss ignore
+    points: np.ndarray  # float32 [P, 2], polygon vertices
+    point_offsets: np.ndarray  # int64 [N+1], an empty range is a plain box
+    # int64 [K], the id of class k in COCO results: the one in the JSON, otherwise 1..K
     category_ids: np.ndarray
 
     def __post_init__(self) -> None:
-        M, N = len(self.sizes), len(self.classes)
+        M = len(self.sizes)
+        N = len(self.classes)
         expected = {
             "path_bytes": (np.uint8, (len(self.path_bytes),)),
             "path_offsets": (np.int64, (M + 1,)),
@@ -89,10 +80,9 @@ class Labels:
         for name, (dtype, shape) in expected.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.shape != shape:
-                raise ValueError(
-                    f"Labels.{name} is {array.dtype} {array.shape}, must be {np.dtype(dtype)} "
-                    f"{shape}"
-                )
+                found = f"{array.dtype} {array.shape}"
+                raise ValueError(f"Labels.{name} is {found}, must be {np.dtype(dtype)} {shape}")
+
         _check_offsets("path_offsets", self.path_offsets, len(self.path_bytes))
         _check_offsets("offsets", self.offsets, N)
         _check_offsets("point_offsets", self.point_offsets, len(self.points))
@@ -104,29 +94,31 @@ class Labels:
         return len(self.sizes)
 
     def path(self, index: int) -> str:
-        """Return the path of image `index`. A negative index counts from the end. Raises IndexError
-        if out of range.
+        """Return the path of image `index`; a negative index counts from the end.
+
+        Raises IndexError if out of range.
         """
         index = range(len(self))[index]
-        start, stop = self.path_offsets[index], self.path_offsets[index + 1]
+        start = self.path_offsets[index]
+        stop = self.path_offsets[index + 1]
         return os.fsdecode(self.path_bytes[start:stop].tobytes())
 
     def rows(self, index: int) -> slice:
-        """Return the slice of classes, boxes_xywh, areas and crowd that belongs to image
-        `index`.
-        """
+        """Return the slice of classes, boxes_xywh, areas and crowd of image `index`."""
         index = range(len(self))[index]
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def row_points(self, row: int) -> np.ndarray:
         """Return the polygon of one row, float32 [k, 2]; k is 0 for a plain box."""
         row = range(len(self.classes))[row]
-        return self.points[self.point_offsets[row] : self.point_offsets[row + 1]]
+        start = self.point_offsets[row]
+        stop = self.point_offsets[row + 1]
+        return self.points[start:stop]
 
     def objects_per_image(self) -> np.ndarray:
         """Return the number of objects in each image, int64 [M]; regions to ignore do not count."""
-        counted = np.concatenate([[0], np.cumsum(~self.crowd)])
-        per_image: np.ndarray = np.diff(counted[self.offsets])
+        objects_before_row = np.concatenate([[0], np.cumsum(~self.crowd)])  # [N+1]
+        per_image: np.ndarray = np.diff(objects_before_row[self.offsets])
         return per_image
 
     @property
@@ -135,9 +127,7 @@ class Labels:
         return self
 
     def part(self, index: int) -> tuple[int, Region]:
-        """Return the id of the image that `index` shows, and the part: all of it, unless it is a
-        tile.
-        """
+        """Return the id of the image that `index` shows, and the part: all, unless it is a tile."""
         width, height = self.sizes[index].tolist()
         return int(self.image_ids[index]), (0, 0, width, height)
 
@@ -163,52 +153,52 @@ class Labels:
         )
 
     def box_sizes(self, image_size: int) -> np.ndarray:
-        """Return box widths and heights, float64 [N, 2], in pixels of images resized to a long side
-        of image_size.
+        """Return box widths and heights, float64 [N, 2], without ignore regions.
 
-        Ignore regions are left out.
+        They are in pixels of images resized to a long side of image_size.
         """
-        scale = np.repeat(image_size / self.sizes.max(1), np.diff(self.offsets))
-        return (self.boxes_xywh[:, 2:] * scale[:, None])[~self.crowd]
+        image_scale = image_size / self.sizes.max(1)  # [M]
+        scale = np.repeat(image_scale, np.diff(self.offsets))  # [N]
+        resized = self.boxes_xywh[:, 2:] * scale[:, None]
+        return resized[~self.crowd]
 
     def boxes_per_image(self, percent: float) -> int:
-        """Return the percentile of the number of boxes per image, ignore regions included. percent:
-        0 to 100.
+        """Return the percentile of the number of boxes per image, ignore regions included.
+
+        percent: 0 to 100.
         """
         return int(np.percentile(np.diff(self.offsets), percent))
 
     def boxes_cxcywh_norm(self) -> np.ndarray:
-        """Return all boxes as [N, 4] centre x, centre y, width, height, as fractions of the image's
-        sides.
+        """Return center x, center y, width, height of all boxes, [N, 4].
+
+        They are fractions of the image's sides.
         """
-        boxes: np.ndarray = self.boxes_xywh / np.tile(
-            np.repeat(self.sizes, np.diff(self.offsets), 0), 2
-        )
-        boxes[:, :2] += boxes[:, 2:] / 2  # corner to centre
+        sizes = np.repeat(self.sizes, np.diff(self.offsets), 0)  # of each box's image, [N, 2]
+        boxes: np.ndarray = self.boxes_xywh / np.tile(sizes, 2)
+        boxes[:, :2] += boxes[:, 2:] / 2  # corner to center
         return boxes
 
     def ground_truth(self) -> GroundTruth:
         """Return the boxes in the format of the evaluator."""
         image_ids = np.repeat(self.image_ids, np.diff(self.offsets))
-        return GroundTruth(
-            image_ids, self.classes.astype(np.int64), self.boxes_xywh, self.areas, self.crowd
-        )
+        classes = self.classes.astype(np.int64)
+        return GroundTruth(image_ids, classes, self.boxes_xywh, self.areas, self.crowd)
 
     def with_single_class(self) -> "Labels":
         """Return the same boxes, all of class 0, which keeps its category id."""
-        values = self.arrays() | {
-            "classes": np.zeros_like(self.classes),
-            "category_ids": self.category_ids[:1],
-        }
-        return Labels(**values)
+        arrays = self.arrays()
+        arrays["classes"] = np.zeros_like(self.classes)
+        arrays["category_ids"] = self.category_ids[:1]
+        return Labels(**arrays)
 
     def digest(self) -> str:
-        """Return a text that is equal on two machines if they read the same images and boxes;
-        folders do not matter.
+        """Return a text that is equal on two machines if they read the same images and boxes.
+
+        Folders do not matter.
         """
-        digest = hashlib.sha256(
-            os.fsencode("/".join(os.path.basename(self.path(i)) for i in range(len(self))))
-        )
+        file_names = [os.path.basename(self.path(i)) for i in range(len(self))]
+        digest = hashlib.sha256(os.fsencode("/".join(file_names)))
         for name, array in self.arrays().items():
             if not name.startswith("path_"):
                 digest.update(np.ascontiguousarray(array).data)
@@ -241,9 +231,8 @@ class LabelsBuilder:
 
     def build(self, category_ids: Sequence[int]) -> Labels:
         """Return the Labels of everything added so far."""
-        points = [
-            np.zeros((0, 2), np.float32) if row.points is None else row.points for row in self.rows
-        ]
+        no_points = np.zeros((0, 2), np.float32)
+        polygons = [no_points if row.points is None else row.points for row in self.rows]
         return Labels(
             path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
             path_offsets=_offsets([len(path) for path in self.paths]),
@@ -254,15 +243,14 @@ class LabelsBuilder:
             boxes_xywh=np.array([row.box_xywh for row in self.rows], np.float64).reshape(-1, 4),
             areas=np.array([row.area for row in self.rows], np.float64),
             crowd=np.array([row.crowd for row in self.rows], np.bool_),
-            points=np.concatenate(points) if points else np.zeros((0, 2), np.float32),
-            point_offsets=_offsets([len(polygon) for polygon in points]),
+            points=np.concatenate([no_points, *polygons]),
+            point_offsets=_offsets([len(polygon) for polygon in polygons]),
             category_ids=np.array(category_ids, np.int64),
         )
 
 
 def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the start of each of the consecutive ranges, and the end of the last: int64
-    [len(counts) + 1].
+    """Return the starts of consecutive ranges, and the end of the last, int64 [len(counts) + 1].
 
     >>> _offsets([2, 0, 3]).tolist()
     [0, 2, 2, 5]
@@ -271,16 +259,20 @@ def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of all elements of the ranges `chosen`, and the offsets of these ranges
-    when concatenated.
+    """Return the indices of all elements of the ranges `chosen`, and the new offsets.
+
+    The new offsets are those of the chosen ranges when concatenated.
 
     >>> [array.tolist() for array in _gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
     [[2, 3, 4, 0, 1], [0, 3, 5]]
     """
-    counts = offsets[chosen + 1] - offsets[chosen]
-    starts = _offsets(counts)
-    shift = np.repeat(offsets[chosen] - starts[:-1], counts)
-    return np.arange(starts[-1]) + shift, starts
+    old_starts = offsets[chosen]
+    counts = offsets[chosen + 1] - old_starts
+    new_offsets = _offsets(counts)
+
+    shift = np.repeat(old_starts - new_offsets[:-1], counts)
+    indices = np.arange(new_offsets[-1]) + shift
+    return indices, new_offsets
 
 
 def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
