@@ -1,5 +1,6 @@
-"""The generated demonstration data set: ten classes of shapes on textured backgrounds; one seed
-gives the same bytes.
+"""The generated demonstration data set: ten classes of shapes on textured backgrounds.
+
+One seed gives the same bytes.
 
     python -m data.shapes [--root DIR] [--seed N] [--train N] [--val N] [--size PX]
 
@@ -10,6 +11,6 @@ image, one image in twenty is empty. A label is the outline of the visible part 
 YOLO polygon row; its extent is the box.
 
 An image is planned first (numbers only), then drawn. Its random generator is keyed by seed, split
-and index, so no image depends on another one. S: side of the image in pixels; colours are BGR in
+and index, so no image depends on another one. S: side of the image in pixels; colors are BGR in
 [0, 255], as in OpenCV; points are (x, y) in pixels, where pixel i covers [i, i + 1].
 """

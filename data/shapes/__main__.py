@@ -1,5 +1,6 @@
-"""Draw the demonstration data set: python -m data.shapes [--root DIR] [--seed N] [--train N] [--val
-N] [--size PX].
+"""Draw the demonstration data set.
+
+python -m data.shapes [--root DIR] [--seed N] [--train N] [--val N] [--size PX]
 """
 
 from __future__ import annotations

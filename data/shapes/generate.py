@@ -1,6 +1,4 @@
-"""Write the files of the generated data set: drawn once into a temporary folder, which is then
-renamed.
-"""
+"""Write the files of the generated data set: into a temporary folder, which is then renamed."""
 
 from __future__ import annotations
 
@@ -27,12 +25,11 @@ def generate(
     size: int = 320,
     seed: int = 0,
 ) -> Path:
-    """Draw the data set unless it exists; return its folder with images/, labels/, shapes.yaml and
-    the marker.
+    """Draw the data set unless it exists; return its folder.
 
-    The data set is drawn into a temporary folder beside `root`, which is renamed once complete, so
-    no process sees an incomplete data set. If several processes start at once, one of their data
-    sets is kept.
+    The folder has images/, labels/, shapes.yaml and the marker. The data set is drawn into a
+    temporary folder beside `root`, which is renamed once complete, so no process sees an incomplete
+    data set. If several processes start at once, one of their data sets is kept.
 
     Raises ValueError for settings out of range, and if the folder contains anything except this
     data set.
@@ -42,6 +39,7 @@ def generate(
     root = Path(root)
     if _exists(root, settings):
         return root
+
     root.parent.mkdir(parents=True, exist_ok=True)
     draft = root.with_name(f".{root.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -53,15 +51,16 @@ def generate(
 
 
 def label_rows(drawing: Drawing) -> str:
-    """Return the label file of a drawing: one row per shape, its class and outline points as
-    fractions of the side.
+    """Return the label file of a drawing, one row per shape.
+
+    A row has the class, and the outline's points as fractions of the image's side.
     """
     size = len(drawing.image)
     rows = []
     for label, outline in zip(drawing.labels, drawing.outlines, strict=True):
-        rows.append(
-            " ".join([str(label), *(f"{value:.6g}" for value in (outline / size).ravel())]) + "\n"
-        )
+        fractions = (outline / size).ravel()
+        values = " ".join(f"{value:.6g}" for value in fractions)
+        rows.append(f"{label} {values}\n")
     return "".join(rows)
 
 
@@ -78,11 +77,14 @@ def _check(settings: dict[str, int]) -> None:
 
 
 def _exists(root: Path, settings: dict[str, int]) -> bool:
-    """Whether `root` contains the data set with these settings. Raises ValueError if it contains
-    something else.
+    """Whether `root` contains the data set with these settings.
+
+    Raises ValueError if it contains something else.
     """
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+    is_empty = root.is_dir() and not any(root.iterdir())
+    if is_empty or not root.exists():
         return False
+
     try:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -108,18 +110,18 @@ def _move_into_place(draft: Path, root: Path, settings: dict[str, int]) -> None:
 
 def _write_set(folder: Path, settings: dict[str, int]) -> None:
     for split in SPLITS:
-        images, labels = folder / "images" / split, folder / "labels" / split
+        images = folder / "images" / split
+        labels = folder / "labels" / split
         images.mkdir(parents=True)
         labels.mkdir(parents=True)
         for index in range(1, settings[split] + 1):
             drawing = draw_image(settings["seed"], split, index, settings["size"])
             _, encoded = cv2.imencode(".jpg", drawing.image, [cv2.IMWRITE_JPEG_QUALITY, 92])
             (images / f"{index:06}.jpg").write_bytes(encoded.tobytes())
-            (labels / f"{index:06}.txt").write_text(
-                label_rows(drawing), encoding="ascii", newline="\n"
-            )
+            label_file = labels / f"{index:06}.txt"
+            label_file.write_text(label_rows(drawing), encoding="ascii", newline="\n")
+
     names = ", ".join(NAMES)
-    (folder / "shapes.yaml").write_text(
-        f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"
-    )
+    yaml = f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"
+    (folder / "shapes.yaml").write_text(yaml)
     (folder / MARKER).write_text(json.dumps(settings) + "\n", encoding="utf-8")
