@@ -1,6 +1,4 @@
-"""Read a split: open every image once, check every label row, and store the result for the next
-run.
-"""
+"""Read a split: open every image once, check every label row, store the result for the next run."""
 
 import os
 from collections import Counter
@@ -95,16 +93,22 @@ class Listed:
     def add(self, part: Part) -> None:
         """Add the images of one more source."""
         for problem in part.found.problems:
-            (self.run_folders if problem.kind == RUN_FOLDERS else self.problems).append(problem)
+            if problem.kind == RUN_FOLDERS:
+                self.run_folders.append(problem)
+            else:
+                self.problems.append(problem)
+
         for image in part.found.images:
             if image.path in self.seen:
                 self.problems.append(_listed_twice(image, part))
                 continue
             self.seen.add(image.path)
             self.items.append(Item(image, part.reader))
+
             if part.reader.lists_images:
-                continue
-            if (other := self.image_of.setdefault(image.label_file, image.path)) != image.path:
+                continue  # one file has the labels of all images
+            other = self.image_of.setdefault(image.label_file, image.path)
+            if other != image.path:
                 reason = f"has the same label file as {printable(other)}"
                 self.problems.append(Problem(NOTE, printable(image.path), reason))
 
@@ -117,18 +121,28 @@ def scan(
     threads: int = 4,
     progress: bool = False,
 ) -> tuple[Labels, Report]:
-    """Return the labels of `sources`, of any format in data/formats/, and the report of all
-    problems.
+    """Return the labels of `sources` and the report of all problems.
 
     A bad row is dropped and its image stays, unless it has no other row: as background it would
     teach that there is nothing. Such images, and those that cannot be decoded, are left out and
-    reported. Nothing is written except one file in `cache_dir`. If there is one source and it has
-    image and category ids, as a COCO JSON has, they are kept; otherwise ids count from 1. Raises
-    EmptySplitError if there is no image or no label, and ValueError if a class is out of range.
+    reported. If there is one source and it has image and category ids, as a COCO JSON has, they are
+    kept; otherwise ids count from 1.
+
+    Args:
+        sources: folders and files of any format in data/formats/.
+        names: the class names.
+        cache_dir: where the result is stored; nothing else is written.
+        threads: number of threads that decode images.
+        progress: show a bar on a terminal.
+
+    Raises EmptySplitError if there is no image or no label, and ValueError if a class is out of
+    range.
     """
     sources = [Path(os.path.abspath(source)) for source in sources]
     listed = Listed()
     readers = [(source, format_of(source)) for source in sources]
+
+    # The images of folders. With those, a stored scan of the same files can be used.
     folders = _parts(readers, names, lists_images=False)
     for part in folders:
         listed.add(part)
@@ -137,6 +151,7 @@ def scan(
     if stored is not None:
         return stored.labels, stored.report.with_cache(state, listed.run_folders)
 
+    # The images that files such as a COCO JSON list.
     files = _parts(readers, names, lists_images=True)
     in_files = [image.path for part in files for image in part.found.images]
     # before the images are read, so that a change during the scan makes the cache invalid
@@ -146,19 +161,19 @@ def scan(
         listed.add(part)
     if not listed.items:
         raise EmptySplitError(_no_images(sources, [*listed.run_folders, *listed.problems]))
-    source_ids = [*folders, *files][0].found.category_ids if len(sources) == 1 else None
+
+    # The ids of a single source are kept, if it has some.
+    source_ids = None
+    if len(sources) == 1:
+        (only,) = [*folders, *files]
+        source_ids = only.found.category_ids
+    keep_ids = source_ids is not None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
-    labels, report = _check_all(
-        listed, names, category_ids, source_ids is not None, threads, progress
-    )
+
+    labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
     if cache_dir is not None:
-        state = _to_cache(
-            cache_dir,
-            sources,
-            names,
-            scan_cache.Stored(labels, report, fingerprint, in_files),
-            state,
-        )
+        result = scan_cache.Stored(labels, report, fingerprint, in_files)
+        state = _to_cache(cache_dir, sources, names, result, state)
     return labels, report.with_cache(state, listed.run_folders)
 
 
@@ -178,8 +193,11 @@ def _parts(
     readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool
 ) -> list[Part]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
-    chosen = [(source, reader) for source, reader in readers if reader.lists_images == lists_images]
-    return [Part(source, reader, reader.images(source, names)) for source, reader in chosen]
+    parts = []
+    for source, reader in readers:
+        if reader.lists_images == lists_images:
+            parts.append(Part(source, reader, reader.images(source, names)))
+    return parts
 
 
 def _listed_twice(image: ListedImage, part: Part) -> Problem:
@@ -188,12 +206,13 @@ def _listed_twice(image: ListedImage, part: Part) -> Problem:
     If it has its own label file, its rows are the same both times, so this is only a note. If a
     file such as a COCO JSON lists it, the rows of that second entry are lost.
     """
+    source = printable(part.source)
+    path = printable(image.path)
     if not part.reader.lists_images:
-        return Problem(
-            NOTE, printable(part.source), f"{printable(image.path)} is also in another source"
-        )
-    reason = f"{printable(image.path)} was already listed, in this or another source"
-    return Problem(IMAGE_DROPPED, f"{printable(part.source)} image {image.image_id}", reason)
+        return Problem(NOTE, source, f"{path} is also in another source")
+
+    reason = f"{path} was already listed, in this or another source"
+    return Problem(IMAGE_DROPPED, f"{source} image {image.image_id}", reason)
 
 
 def _check_all(
@@ -204,6 +223,16 @@ def _check_all(
     threads: int,
     progress: bool,
 ) -> tuple[Labels, Report]:
+    """Open all images and read their rows; return the labels of the usable ones and the report.
+
+    Args:
+        listed: the images.
+        names: the class names.
+        category_ids: id of each class in COCO results.
+        keep_ids: whether the images keep the ids of their source; otherwise they count from 1.
+        threads: number of threads that decode images.
+        progress: show a bar on a terminal.
+    """
     builder = LabelsBuilder()
     problems = ProblemLog()
     problems.extend(listed.problems)
@@ -215,26 +244,34 @@ def _check_all(
     with quiet_decoder(), caught_messages() as messages:
         # OpenCV releases the GIL.
         checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
-        results = tqdm(
-            checked, total=len(listed.items), desc="images", disable=disable, leave=False
-        )
+        count = len(listed.items)
+        results = tqdm(checked, total=count, desc="images", disable=disable, leave=False)
         for (image, _), (usable, read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
+
+            # Images that are left out.
             if usable is None:
                 unreadable.append(printable(image.path))
                 continue
-            if lost := _lost_rows(image, read):
+            lost = _lost_rows(image, read)
+            if lost > 0:
                 no_usable_row.append(printable(image.path))
                 problems.extend([_no_usable_row(image, lost)])
                 continue
+
             if not read.has_labels:
                 without_file.append(image)
             opened.append((image.path, usable))
             image_id = image.image_id if keep_ids else len(opened)
             builder.add_image(image.path, usable.size, image_id, read.rows)
-        problems.extend(_damaged_images([path for path, image in opened if image.warned], messages))
+
+        # Inside the `with`, because it reads the messages of the decoder.
+        warned = [path for path, image in opened if image.warned]
+        problems.extend(_damaged_images(warned, messages))
+
     problems.extend(_missing_label_files(without_file))
     problems.extend(_converted_images(opened))
+
     labels = builder.build(category_ids)
     _require_labels(labels, listed, problems.first)
     return labels, _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
@@ -251,6 +288,7 @@ def _check(
         _require_size(image, opened.size, image.declared_size)
     except ValueError as error:
         return _left_out(image, error)
+
     try:
         labels = reader.rows(image, opened.size, names)
         _require_size(image, opened.size, labels.declared_size)
@@ -260,13 +298,16 @@ def _check(
 
 
 def _left_out(image: ListedImage, error: ValueError) -> Checked:
-    reason = str(error).removeprefix(f"{printable(image.path)} ")
-    return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, printable(image.path), reason)]))
+    """Return the result for an image that cannot be used, with the error as its problem."""
+    path = printable(image.path)
+    reason = str(error).removeprefix(f"{path} ")
+    return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]))
 
 
 def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
-    """Return the upright image's size and kind, and notes about its file. Raises ValueError if it
-    is unusable.
+    """Return the upright image's size and kind, and notes about its file.
+
+    Raises ValueError if it is unusable.
     """
     data = read_bytes(image.path)
     pixels = decode_any_depth(data, image.path)
@@ -275,93 +316,92 @@ def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
         raise ValueError(
             f"{printable(image.path)} is {width}x{height}, smaller than {MIN_SIDE} pixels"
         )
-    opened = Opened(
-        (width, height), bit_depth(pixels) if pixels.dtype == np.uint16 else None, is_grey(data)
-    )
+
+    bits = bit_depth(pixels) if pixels.dtype == np.uint16 else None
+    opened = Opened((width, height), bits, is_grey(data))
     if has_end(data):
         return opened, []
-    return opened, [
-        Problem(NOTE, printable(image.path), "JPEG without end marker, but no pixels are missing")
-    ]
+    reason = "JPEG without end marker, but no pixels are missing"
+    return opened, [Problem(NOTE, printable(image.path), reason)]
 
 
 def _require_size(
     image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None
 ) -> None:
-    """Raise UnreadableLabelsError if the labels were made for another size (width, height) of the
-    image.
+    """Raise UnreadableLabelsError if the labels are for another size (width, height) of the image.
 
-    It is unknown whether the image was scaled or rotated after it was labelled, so its boxes may be
+    It is unknown whether the image was scaled or rotated after it was labeled, so its boxes may be
     wrong.
     """
-    if declared not in (None, size):
-        given, stated = ("x".join(map(str, sides)) for sides in (size, declared or ()))
-        labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-        problem = (
-            f"{given} upright, but its {labels} says {stated}: its boxes do not fit this image"
-        )
-        raise UnreadableLabelsError(f"{printable(image.path)} is {problem}")
+    if declared is None or declared == size:
+        return
+
+    found = "x".join(map(str, size))
+    stated = "x".join(map(str, declared))
+    labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
+    raise UnreadableLabelsError(
+        f"{printable(image.path)} is {found} upright, but its {labels} says {stated}: "
+        "its boxes do not fit this image"
+    )
 
 
 def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable[Problem]:
-    """Decode images during which something was printed again, one at a time, and return what each
-    has printed.
+    """Decode images that may be damaged again, one at a time; return what each has printed.
 
-    At most MAX_DECODED_AGAIN: with many threads and a damaged image here and there, most images are
-    decoded while another one prints, and all of them again in one thread would take longer than the
-    scan. A JPEG without end marker has a note already; what it prints is about the bytes that were
-    tried in its place.
+    Those are the images during which something was printed, perhaps by another thread. At most
+    MAX_DECODED_AGAIN: with many threads and a damaged image here and there, most images are decoded
+    while another one prints, and all of them again in one thread would take longer than the scan. A
+    JPEG without end marker has a note already; what it prints is about the bytes that were tried in
+    its place.
     """
     if len(paths) > MAX_DECODED_AGAIN:
-        some = (
+        reason = (
             f"only {MAX_DECODED_AGAIN} of {len(paths)} images that may be damaged were "
-            "looked at again"
+            "looked at again; this is the first of the others"
         )
-        yield Problem(
-            NOTE, printable(paths[MAX_DECODED_AGAIN]), f"{some}; this is the first of the others"
-        )
+        yield Problem(NOTE, printable(paths[MAX_DECODED_AGAIN]), reason)
+
     for path in paths[:MAX_DECODED_AGAIN]:
         data = read_bytes(path)
         if not has_end(data):
             continue
         printed = messages.size
         decode_any_depth(data, path)
-        if said := messages.since(printed):
-            yield Problem(
-                IMAGE_DAMAGED,
-                printable(path),
-                f"its decoder says '{said}'; parts of it may be wrong",
-            )
+        message = messages.since(printed)
+        if message:
+            reason = f"its decoder says '{message}'; parts of it may be wrong"
+            yield Problem(IMAGE_DAMAGED, printable(path), reason)
 
 
 def _lost_rows(image: ListedImage, read: ImageRows) -> int:
-    """Return the number of rows of an image that has no usable one; 0 if it has one, or is
-    background on purpose.
+    """Return the number of rows of an image that has no usable one, 0 if it has one.
+
+    0 also for an image that is background on purpose.
     """
     if read.rows:
         return 0
-    return image.dropped_rows + sum(problem.kind == ROW_DROPPED for problem in read.problems)
+    dropped_now = sum(problem.kind == ROW_DROPPED for problem in read.problems)
+    return image.dropped_rows + dropped_now
 
 
 def _no_usable_row(image: ListedImage, lost: int) -> Problem:
-    rows = f"its only label row in {printable(image.label_file)} is unusable"
+    label_file = printable(image.label_file)
+    rows = f"its only label row in {label_file} is unusable"
     if lost > 1:
-        rows = f"all {lost} label rows in {printable(image.label_file)} are unusable"
-    return Problem(
-        NO_USABLE_ROW,
-        printable(image.path),
-        f"{rows}, so the image is neither labelled nor background",
-    )
+        rows = f"all {lost} label rows in {label_file} are unusable"
+    reason = f"{rows}, so the image is neither labelled nor background"
+    return Problem(NO_USABLE_ROW, printable(image.path), reason)
 
 
 def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
+    """Return one note for all images without label file."""
     if images:
-        missing = f"no label file {printable(images[0].label_file)}"
+        first = images[0]
         reason = (
-            f"{missing}, so the image counts as background; images without label file: "
-            f"{len(images)}"
+            f"no label file {printable(first.label_file)}, so the image counts as background; "
+            f"images without label file: {len(images)}"
         )
-        yield Problem(NOTE, printable(images[0].path), reason)
+        yield Problem(NOTE, printable(first.path), reason)
 
 
 def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]:
@@ -371,16 +411,14 @@ def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]
         counts = sorted(Counter(bits for _, bits in deep).items())
         depths = ", ".join(f"{count} of {bits} bits" for bits, count in counts)
         scaled = "each is scaled to 8 bits from the smallest usual bit depth that holds its values"
-        yield Problem(
-            NOTE,
-            printable(deep[0][0]),
-            f"has 16-bit values; {scaled}; images with 16-bit values: {depths}",
-        )
+        reason = f"has 16-bit values; {scaled}; images with 16-bit values: {depths}"
+        first_path, _ = deep[0]
+        yield Problem(NOTE, printable(first_path), reason)
+
     grey = [path for path, image in opened if image.grey]
     if grey:
-        reason = (
-            f"has one channel, which is used for all three; images with one channel: {len(grey)}"
-        )
+        count = len(grey)
+        reason = f"has one channel, which is used for all three; images with one channel: {count}"
         yield Problem(NOTE, printable(grey[0]), reason)
 
 
@@ -392,14 +430,17 @@ def _report(
     without_file: int,
     problems: ProblemLog,
 ) -> Report:
+    """Return the report of the labels and the problems."""
     counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
+    rows_per_image = np.diff(labels.offsets)
+    points_per_row = np.diff(labels.point_offsets)
     return Report(
         images=len(labels),
-        background=int((np.diff(labels.offsets) == 0).sum()),
+        background=int((rows_per_image == 0).sum()),
         without_label_file=without_file,
         instances=sum(counts),
         crowd=int(labels.crowd.sum()),
-        polygons=int((np.diff(labels.point_offsets) > 0).sum()),
+        polygons=int((points_per_row > 0).sum()),
         instances_per_class=tuple(zip(names, counts, strict=True)),
         unreadable=tuple(unreadable),
         no_usable_row=tuple(no_usable_row),
@@ -409,47 +450,52 @@ def _report(
 
 
 def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
-    where = ", ".join(map(printable, sources[:3])) + (" ..." if len(sources) > 3 else "")
+    """Return the text of the error for sources without images."""
+    where = ", ".join(map(printable, sources[:3]))
+    more = " ..." if len(sources) > 3 else ""
     first = f"; the first problem is {problems[0]}" if problems else ""
-    return f"no images in {where}{first}"
+    return f"no images in {where}{more}{first}"
 
 
 def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
-    """Raise EmptySplitError, with the first image and its label file, if no image or no box to
-    learn from is left.
-    """
+    """Raise EmptySplitError if no image, or no box to learn from, is left."""
     serious = first_of(problems)
     first_problem = f"; the first problem is {serious}" if serious else ""
     if not len(labels):
         raise EmptySplitError(f"none of {len(listed.items)} images can be used{first_problem}")
+
     if labels.crowd.all():  # true also for no rows at all
         first = listed.items[0].image
-        state = "" if os.path.exists(first.label_file) else ", which does not exist"
-        if not state and os.path.getsize(first.label_file) == 0:
+        state = ""
+        if not os.path.exists(first.label_file):
+            state = ", which does not exist"
+        elif os.path.getsize(first.label_file) == 0:
             state = ", which is empty"
+
+        images = counted(len(labels), "image")
         reason = (
             f"those of the first image {printable(first.path)} should be in "
             f"{printable(first.label_file)}{state}"
         )
-        raise EmptySplitError(
-            f"no labels for {counted(len(labels), 'image')}: {reason}{first_problem}"
-        )
+        raise EmptySplitError(f"no labels for {images}: {reason}{first_problem}")
 
 
 def _from_cache(
     cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], fingerprint: str
 ) -> tuple[scan_cache.Stored | None, str]:
-    """Return the stored scan, or None if it is missing, damaged or outdated; and the state of the
-    cache for the log.
+    """Return the stored scan, and the state of the cache for the log.
 
-    fingerprint: of the files as they are now, without the images that COCO files list.
+    The scan is None if it is missing, damaged or outdated. fingerprint: of the files as they are
+    now, without the images that COCO files list.
     """
     if cache_dir is None:
         return None, "not cached: no home folder, and no --cache-dir"
+
     try:
         stored = scan_cache.load(scan_cache.cache_file(cache_dir, sources, names))
     except ValueError as error:
         return None, f"damaged cache rebuilt: {error}"
+
     if stored is None:
         return None, "cached now"
     if stored.fingerprint != f"{fingerprint} {digest_of_states(stored.listed)}":
@@ -464,9 +510,7 @@ def _to_cache(
     stored: scan_cache.Stored,
     state: str,
 ) -> str:
-    """Store the scan; return `state`, or the reason if it cannot be stored, which is not an
-    error.
-    """
+    """Store the scan; return `state`, or the reason if it cannot be stored: that is no error."""
     try:
         scan_cache.store(scan_cache.cache_file(cache_dir, sources, names), stored)
     except OSError as error:
