@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from data.augment.draw import Drawer
 from data.augment.draw_device import Packed, draw_batch, pack, with_fixed_shapes
@@ -35,6 +35,7 @@ from utils.distributed.host_copies import Uploads, page_lock
 from utils.distributed.memory import ring_budget
 from utils.distributed.torch_compile import compile_or_fall_back
 from utils.files.disk import format_bytes
+from utils.images.decoder_messages import discarded_messages
 from utils.images.letterbox import Placement
 from utils.images.opencv import cv2
 from utils.printable import counted
@@ -483,7 +484,12 @@ class _BatchDataset(Dataset[Drawn]):
     def __getitem__(self, request: tuple[int, list[Key]]) -> Drawn:
         number, keys = request
         memory = self.ring.place(number).numpy() if self.ring else None
-        return self.samples.draw(keys, memory)
+        if get_worker_info() is None:
+            return self.samples.draw(keys, memory)
+
+        # The scan has reported what decoders print, with the file that it is about.
+        with discarded_messages():
+            return self.samples.draw(keys, memory)
 
 
 class _NumberedBatches(Sampler[tuple[int, list[Key]]]):

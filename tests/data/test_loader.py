@@ -105,6 +105,21 @@ def test_batches_do_not_depend_on_number_of_workers(
     assert alone == one == three
 
 
+def test_workers_do_not_print_what_a_decoder_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libjpeg prints its warnings without the file's name; the scan has reported them with it."""
+    labels = write_data(tmp_path)
+    path = Path(labels.path(0))
+    data = cv2.imencode(".jpg", cv2.imread(str(path)))[1].tobytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+
+    DecodedImages(labels, SIDE)(0)
+    assert "Corrupt JPEG data" in capfd.readouterr().err
+    epochs_of(train_loader(labels, workers=1), 1)
+    assert capfd.readouterr().err == ""
+
+
 class KillOnImport:
     """An import hook that kills child processes which import anything except torch."""
 

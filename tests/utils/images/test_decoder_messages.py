@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.images.decoder_messages import caught_messages
+from utils.images.decoder_messages import caught_messages, discarded_messages
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason="nothing is caught on this system")
@@ -34,6 +34,16 @@ def test_stderr_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]) ->
         raise ValueError("no")
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
+
+
+def test_discarded_messages_do_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with discarded_messages():
+        os.write(2, b"inside\n")
+    os.write(2, b"after\n")
+    with pytest.raises(ValueError, match=r"^no$"), discarded_messages():
+        raise ValueError("no")
+    os.write(2, b"last\n")
+    assert capfd.readouterr().err == "after\nlast\n"
 
 
 def test_second_block_at_the_same_time_catches_nothing(capfd: pytest.CaptureFixture[str]) -> None:
