@@ -405,7 +405,7 @@ def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
 
 
 def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]:
-    """Return one note for all 16-bit images, and one for all grey images."""
+    """Return one note for all 16-bit images, and one for all gray images."""
     deep = [(path, image.bits) for path, image in opened if image.bits is not None]
     if deep:
         counts = sorted(Counter(bits for _, bits in deep).items())
@@ -415,11 +415,11 @@ def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]
         first_path, _ = deep[0]
         yield Problem(NOTE, printable(first_path), reason)
 
-    grey = [path for path, image in opened if image.grey]
-    if grey:
-        count = len(grey)
+    gray = [path for path, image in opened if image.grey]
+    if gray:
+        count = len(gray)
         reason = f"has one channel, which is used for all three; images with one channel: {count}"
-        yield Problem(NOTE, printable(grey[0]), reason)
+        yield Problem(NOTE, printable(gray[0]), reason)
 
 
 def _report(

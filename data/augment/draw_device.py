@@ -183,11 +183,13 @@ def _lines(tiles: Sequence[Tile]) -> Numbers:
     Pixel centers are integers, on the canvas and in the source.
     """
     matrices = np.array([tile.matrix for tile in tiles]).reshape(-1, 3, 3)
-    to_source = translation(-0.5, -0.5) @ np.linalg.inv(matrices) @ translation(0.5, 0.5)
+    to_base = np.linalg.inv(matrices)
+    to_source = translation(-0.5, -0.5) @ to_base @ translation(0.5, 0.5)
 
-    corners = np.array([_corners(tile) for tile in tiles]).reshape(-1, 4, 2) - 0.5
+    corners = np.array([_corners(tile) for tile in tiles]).reshape(-1, 4, 2)
     margins = np.array([MARGIN if tile.target is None else 0.0 for tile in tiles])
-    return np.concatenate([to_source, _edges(corners, margins)], 1)
+    edges = _edges(corners - 0.5, margins)
+    return np.concatenate([to_source, edges], 1)
 
 
 def _corners(tile: Tile) -> Numbers:
