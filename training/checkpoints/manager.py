@@ -16,21 +16,11 @@ from training.nonfinite import advise
 from training.state import TrainState
 from utils.background import BackgroundTask
 from utils.files import checkpoint_file
+from utils.files.fingerprint import ABSENT, file_state
 from utils.files.writers import write_json
 from utils.terminal import FaultError, print_lines
 
 PREEMPTED = "preempted.json"
-
-
-def _version(file: Path) -> tuple[int, int] | None:
-    """Identifies the file that is at a path now: another one, written later, has another version.
-    None: no file.
-    """
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 class CheckpointManager:
@@ -65,7 +55,7 @@ class CheckpointManager:
         self.last, self.best = folder / "weights" / "last.pt", folder / "weights" / "best.pt"
         # last.pt is of this run: resumed, or written since
         self._saved = self.progress.epoch + self.progress.batch > 0
-        self._found = _version(self.last)  # an earlier run may have left a last.pt in this folder
+        self._state_before = file_state(self.last)  # an earlier run may have left a last.pt here
         # of the epoch whose validation is pending
         self._pending_ema: dict[str, Tensor] | None = None
 
@@ -84,7 +74,7 @@ class CheckpointManager:
         self.trigger.__exit__(kind, error, *traceback)
 
         # Ctrl-C may come after last.pt was replaced, and before `_saved` was set.
-        if _version(self.last) not in (None, self._found):
+        if file_state(self.last) not in (ABSENT, self._state_before):
             self._saved = True
 
         advice = f"continue with --resume {self.last}"

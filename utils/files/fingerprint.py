@@ -18,6 +18,7 @@ FilePath = str | Path
 CHUNK = 500  # paths that a thread handles at a time
 THREADS = 16  # more than cores: on a network disk each file is a wait
 BLOCK_BYTES = 2**20  # read at a time
+ABSENT = b"absent"  # the state, or content, of a file that does not exist
 
 
 def digest_of_contents(paths: Iterable[FilePath]) -> str:
@@ -39,7 +40,7 @@ def digest_of_states(paths: Iterable[FilePath]) -> str:
     repeat the modification time or a constant, and there a file of the same size, time and inode
     counts as unchanged.
     """
-    return _digest(paths, _state)
+    return _digest(paths, file_state)
 
 
 def _digest(paths: Iterable[FilePath], describe: Callable[[FilePath], bytes]) -> str:
@@ -61,11 +62,15 @@ def _chunks(paths: Iterable[FilePath]) -> Iterator[list[FilePath]]:
         yield chunk
 
 
-def _state(path: FilePath) -> bytes:
+def file_state(path: FilePath) -> bytes:
+    """Return size, times and inode of a file as text; ABSENT if there is none.
+
+    Two files that were written to one path, one after the other, have different states.
+    """
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a NUL in the path
-        return b"absent"
+        return ABSENT
     values = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return " ".join(map(str, values)).encode()
 
@@ -79,7 +84,7 @@ def _content(path: FilePath) -> bytes:
             while block := stream.read(BLOCK_BYTES):
                 digest.update(block)
     except FileNotFoundError:
-        return b"absent"
+        return ABSENT
     except (OSError, ValueError) as error:
         return f"unreadable: {type(error).__name__}".encode()
     return digest.hexdigest().encode()
