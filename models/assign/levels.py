@@ -6,6 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from utils.distributed.torch_compile import is_traced
+
 # tuples of numbers: a few for each image size of multi-scale or rectangular training
 SHAPES_KEPT = 512
 
@@ -24,8 +26,7 @@ def per_level(
     numbers = tuple(values)
     dtype = dtype or reference.dtype
 
-    # Placeholders of a trace must not be kept.
-    if torch.compiler.is_compiling() or type(reference) is not Tensor:
+    if is_traced(reference):
         return _filled(numbers, dtype, reference.device)
     return _kept(numbers, dtype, reference.device)
 

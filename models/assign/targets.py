@@ -1,4 +1,4 @@
-"""Target rows that are not objects: padding rows, which keep shapes static, and ignore regions.
+"""Target rows: padding rows, which keep shapes static, ignore regions, made-up boxes.
 
 Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels.
 """
@@ -30,3 +30,19 @@ def pad_targets(targets: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(targets, (0, 0, 0, padded_rows - len(targets)))
     padded[len(targets) :, 1] = PADDING_CLASS
     return padded
+
+
+def made_up_targets(images: int, boxes_per_image: int, side: int, device: torch.device) -> Tensor:
+    """Return padded targets of class 0, always the same ones, for a trial step.
+
+    side: of the images, in pixels; a box has an eighth of it.
+    """
+    owner = torch.arange(images).repeat_interleave(boxes_per_image)[:, None]
+    class_id = torch.zeros_like(owner)
+
+    generator = torch.Generator().manual_seed(0)
+    low = torch.rand(len(owner), 2, generator=generator) * side * 0.8
+    high = low + side / 8
+
+    targets = torch.cat([owner, class_id, low, high], 1)
+    return pad_targets(targets.to(device))

@@ -6,6 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from utils.distributed.torch_compile import is_traced
+
 SHAPES_KEPT = 64  # image sizes of multi-scale or rectangular training
 
 
@@ -48,8 +50,7 @@ def cells_and_strides(
     [[8.0], [8.0], [16.0]]
     """
     shape = (tuple(grids), tuple(strides), reference.dtype, reference.device)
-    # Placeholders of a trace must not be kept.
-    if torch.compiler.is_compiling() or type(reference) is not Tensor:
+    if is_traced(reference):
         return _create_cells(*shape)
     return _kept_cells(*shape)
 

@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor
 
-from models.assign.targets import pad_targets
+from models.assign.targets import made_up_targets
 from models.detector import Detector
 from models.losses import Loss
 from utils.distributed.replica import preserve_buffers
@@ -43,7 +43,8 @@ def compile_loss(
         for boxes in TRIAL_BOXES:
             with preserve_buffers(model), autocast:
                 raw = model.forward(images)  # not model(images), which is compiled
-            terms = criterion(raw, _trial_targets(images, boxes))
+            targets = made_up_targets(len(images), boxes, images.shape[-1], images.device)
+            terms = criterion(raw, targets)
             total = criterion.weighted_sum(terms)
             torch.autograd.grad(total, list(tensors_in(raw)), allow_unused=True)
 
@@ -52,18 +53,3 @@ def compile_loss(
         criterion.compiled = None
         return f"--compile: torch cannot compile the loss, so it runs uncompiled ({failure})"
     return f"--compile: compiled the loss in {time.perf_counter() - started:.0f} s"
-
-
-def _trial_targets(images: Tensor, boxes: int) -> Tensor:
-    """Return padded targets, [T, 6], with so many boxes in each image."""
-    side = images.shape[-1]
-    image = torch.arange(len(images)).repeat_interleave(boxes)[:, None]
-    class_id = torch.zeros_like(image)
-
-    generator = torch.Generator().manual_seed(0)
-    centers = torch.rand(len(image), 2, generator=generator) * side
-    low = centers - side / 8
-    high = centers + side / 8
-
-    targets = torch.cat([image, class_id, low, high], 1)
-    return pad_targets(targets.to(images.device))

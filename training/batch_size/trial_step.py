@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.assign.targets import pad_targets
+from models.assign.targets import made_up_targets
 from models.detector import Detector
 from models.losses import Loss
 from models.losses.compiled import compile_halves
@@ -74,13 +74,7 @@ class TrialStep:
 
     def __call__(self, images: int) -> None:
         count = images * max(len(self.world.devices), 1)
-        random = torch.Generator().manual_seed(0)
-        owner = torch.arange(count).repeat_interleave(self.boxes_per_image)[:, None]
-        corners = torch.rand(len(owner), 2, generator=random) * self.image_size * 0.8
-        sides = self.image_size / 8
-        targets = pad_targets(
-            torch.cat([owner, owner * 0, corners, corners + sides], 1).to(self.world.device)
-        )
+        targets = made_up_targets(count, self.boxes_per_image, self.image_size, self.world.device)
         with tuned_convolutions(self.one_shape):
             pixels = self._pixels(count)  # kept until the end of the step, like a batch of the run
             with self.autocast:

@@ -118,5 +118,10 @@ def compile_or_fall_back(
     return call
 
 
+def is_traced(reference: Tensor) -> bool:
+    """Return whether `reference` is the placeholder of a trace: results of it must not be kept."""
+    return torch.compiler.is_compiling() or type(reference) is not Tensor
+
+
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
