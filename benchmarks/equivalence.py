@@ -43,6 +43,7 @@ import train
 import training.state
 from data.shapes.generate import generate
 from models import Detector
+from tests.support.launching import TORCHRUN
 from tests.support.processes import FAULTS
 from training.ema import EMA
 from utils.distributed.launch import Launch
@@ -215,14 +216,7 @@ def launch(processes: int, options: argparse.Namespace, folder: Path) -> None:
     """Do the runs in so many processes. Raises SystemExit if a process fails; it has printed
     why.
     """
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        str(processes),
-    ]
+    launcher = [*TORCHRUN, "--standalone", "--nproc_per_node", str(processes)]
     given = [
         f"--{name}={getattr(options, name)}" for name in ("cfg", "data", "img", "batch", "steps")
     ]

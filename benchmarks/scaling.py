@@ -68,6 +68,7 @@ from data.labels import Labels
 from data.shapes.generate import generate
 from data.splits import open_data, read_split
 from models import build_model
+from tests.support.launching import TORCHRUN
 from training.settings.hyperparameters import Hyp
 from utils.distributed.devices import describe, loader_workers, wait_for
 from utils.distributed.launch import Launch
@@ -281,14 +282,7 @@ def launch(
 ) -> Measured:
     """Measure in a number of processes. Raises SystemExit if one fails; it has printed why."""
     devices = ",".join(device.split(",")[:processes])  # a single process would use all of them
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        str(processes),
-    ]
+    launcher = [*TORCHRUN, "--standalone", "--nproc_per_node", str(processes)]
     command = [*launcher, __file__, *arguments, "--device", devices, "--measure", str(folder)]
     finished = subprocess.run(
         command, check=False, env={**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -14,26 +14,13 @@ import torch
 import train
 import val
 from tests.data.test_fuzz_images import KINDS, encode_image
-from tests.support.fuzzing import assert_printable_line, assert_unchanged
+from tests.support.fuzzing import ODD_STEMS, assert_printable_line, assert_unchanged
 from utils.distributed.world import World
 from utils.terminal import exit_code_of
 
 CPU = World(torch.device("cpu"))
 CLASSES = ["a b", "two\nlines", "\x1b[2J", "_hidden", "$x$", "é漢字🦖", "'\"", "%s{}", "no", "  "]
-STEMS = [
-    "a b",
-    "'",
-    '"',
-    "two\nlines",
-    "\x1b[2J",
-    "é漢字🦖",
-    "%s{x}$y",
-    "#x",
-    "-rf",
-    "~",
-    "a\\b",
-    os.fsdecode(b"\xff"),
-]
+STEMS = [*ODD_STEMS, os.fsdecode(b"\xff")]
 
 
 def png(height: int, width: int) -> bytes:

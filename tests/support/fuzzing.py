@@ -18,6 +18,19 @@ T = TypeVar("T")
 MAX_SECONDS = 5.0  # for one input, on a busy machine
 MAX_GROWTH = 700 << 20  # bytes of additional memory
 MAX_MESSAGE_CHARS = 10_000  # characters: two paths at most
+ODD_STEMS = [
+    "a b",
+    "'",
+    '"',
+    "two\nlines",
+    "\x1b[2J",
+    "é漢字🦖",
+    "%s{x}$y",
+    "#x",
+    "-rf",
+    "~",
+    "a\\b",
+]
 
 
 class HangError(BaseException):
