@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import train
-import val
 from models import predict
 from tests.support.launching import (
     ROOT,
@@ -34,7 +33,7 @@ from tests.support.launching import (
     wait_until,
 )
 from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
-from training import state
+from training import evaluation, state
 from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
 from training.checkpoints.resume import find_last, resumed_config
@@ -134,7 +133,7 @@ INSTANTS: dict[str, Callable[[float], None]] = {
     "before a step": lambda number: die_at_call(state.TrainState, "step", number),
     "after a step": lambda number: die_at_call(state.TrainState, "step", number, after=True),
     "in validation": lambda number: die_at_call(predict, "non_max_suppression", number),
-    "after validation": lambda number: die_at_call(val, "evaluate_boxes", number),
+    "after validation": lambda number: die_at_call(evaluation, "evaluate_boxes", number),
     "in a picture": lambda number: die_at_call(batches, "plot_batch", number),
     "in the last pictures": lambda number: die_at_call(operating, "plot_curves", 1),
     "in a checkpoint": die_in_checkpoint_write,
