@@ -83,7 +83,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add(
         "--tile-overlap",
         type=float,
-        help="minimum overlap of neighbouring tiles, as a fraction of their side",
+        help="minimum overlap of neighboring tiles, as a fraction of their side",
     )
     add(
         "--rect",

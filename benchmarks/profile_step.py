@@ -12,7 +12,7 @@ twice the memory of 10 boxes. LOG.md has results of this tool.
         --trace trace.json
 
 It runs train.py's `train_one_epoch` on one batch that is on the device already, `--steps` steps
-after a warm-up, twice. The first run times the parts, with the device synchronised before and after
+after a warm-up, twice. The first run times the parts, with the device synchronized before and after
 each: forward, loss, backward, optimizer (with clipping, EMA and the check for finite numbers), and
 the rest, which is the loop itself. The second run records operations with torch's profiler, on a
 GPU by the time of the kernels that each starts. `--trace` writes a file for chrome://tracing.

@@ -316,7 +316,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--steps", type=int, default=default.steps, help="timed steps per pass")
     add("--warmup", type=int, default=default.warmup, help="warm-up steps per pass")
     add("--amp", default=default.amp, help="auto, fp32, bf16 or fp16")
-    add("--sync-bn", action="store_true", help="synchronise BatchNorm over the processes")
+    add("--sync-bn", action="store_true", help="synchronize BatchNorm over the processes")
     add("--workers", type=int, default=default.workers, help="max DataLoader workers per process")
     add("--boxes", type=int, default=default.boxes, help="boxes per synthetic image")
     add("--optimizer", default=default.optimizer, help="SGD, Adam, AdamW or Muon")

@@ -2,7 +2,7 @@ r"""Speed of the training step alone, on a batch on the device: images/s, memory
 bandwidth limit.
 
 Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the
-eager-mode limit: what the memory bandwidth allows if convolution, normalisation, activation and
+eager-mode limit: what the memory bandwidth allows if convolution, normalization, activation and
 concatenation each read and write memory (6,200, 3,200 and 1,700 images/s).
 
     python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 \

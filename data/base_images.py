@@ -37,9 +37,9 @@ class DecodedImages:
         return [self.image_size, "of-tiles-of", self.tile] if self.tile else [self.image_size]
 
     def __call__(self, index: int) -> Image:
-        """Return base image `index`. Raises UnreadableImageError as `read_labelled` does."""
+        """Return base image `index`. Raises UnreadableImageError as `read_labeled` does."""
         width, height = self.sizes[index].tolist()
-        return resized(read_labelled(self.labels, index), width, height)
+        return resized(read_labeled(self.labels, index), width, height)
 
 
 class DecodedTiles(DecodedImages):
@@ -51,7 +51,7 @@ class DecodedTiles(DecodedImages):
     def __init__(self, labels: TiledLabels, image_size: int) -> None:
         super().__init__(labels, image_size)
         self._tiles = labels
-        self._read = lru_cache(maxsize=1)(lambda index: read_labelled(labels.images, index))
+        self._read = lru_cache(maxsize=1)(lambda index: read_labeled(labels.images, index))
 
     @property
     def key(self) -> list[Any]:
@@ -75,7 +75,7 @@ def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
     return DecodedImages(labels, image_size, tile)
 
 
-def read_labelled(labels: Labels, index: int) -> Image:
+def read_labeled(labels: Labels, index: int) -> Image:
     """Return image `index`.
 
     The scan of the data set has decoded every image, so an error is a fault of a disk or a network,

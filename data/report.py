@@ -73,10 +73,10 @@ class Report:
     def summary(self) -> str:
         """Return one line for the log."""
         missing = self.without_label_file
-        unlabelled = f", {missing:,} of them without a label file" if missing else ""
+        unlabeled = f", {missing:,} of them without a label file" if missing else ""
         used = sum(count > 0 for _, count in self.instances_per_class)
         line = (
-            f"{counted(self.images, 'image')} ({self.background:,} background{unlabelled}), "
+            f"{counted(self.images, 'image')} ({self.background:,} background{unlabeled}), "
             f"{counted(self.instances, 'box')} in {used:,} of "
             f"{counted(len(self.instances_per_class), 'class')}"
         )

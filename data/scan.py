@@ -36,7 +36,7 @@ from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
 from utils.images.decoder_messages import DecoderMessages, caught_messages
-from utils.images.headers import is_grey
+from utils.images.headers import is_gray
 from utils.printable import counted, printable
 from utils.threads import map_in_threads
 
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
     size: tuple[int, int]
     bits: int | None  # the bit depth of its values if the file has 16-bit ones, otherwise None
-    grey: bool
+    gray: bool
     # whether something was printed meanwhile, perhaps by a decoder in another thread
     warned: bool = False
 
@@ -318,7 +318,7 @@ def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
         )
 
     bits = bit_depth(pixels) if pixels.dtype == np.uint16 else None
-    opened = Opened((width, height), bits, is_grey(data))
+    opened = Opened((width, height), bits, is_gray(data))
     if has_end(data):
         return opened, []
     reason = "JPEG without end marker, but no pixels are missing"
@@ -389,7 +389,7 @@ def _no_usable_row(image: ListedImage, lost: int) -> Problem:
     rows = f"its only label row in {label_file} is unusable"
     if lost > 1:
         rows = f"all {lost} label rows in {label_file} are unusable"
-    reason = f"{rows}, so the image is neither labelled nor background"
+    reason = f"{rows}, so the image is neither labeled nor background"
     return Problem(NO_USABLE_ROW, printable(image.path), reason)
 
 
@@ -415,7 +415,7 @@ def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]
         first_path, _ = deep[0]
         yield Problem(NOTE, printable(first_path), reason)
 
-    gray = [path for path, image in opened if image.grey]
+    gray = [path for path, image in opened if image.gray]
     if gray:
         count = len(gray)
         reason = f"has one channel, which is used for all three; images with one channel: {count}"

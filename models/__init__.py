@@ -22,7 +22,7 @@ def build_model(
     channels: int = 3,
     anchors: Anchors | None = None,
 ) -> Detector:
-    """Return a detector with newly initialised weights.
+    """Return a detector with newly initialized weights.
 
     cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see
     `models.table`. channels: number of image channels. anchors: replaces the table's anchors, if it

@@ -69,12 +69,12 @@ def split_inputs(given: Any) -> tuple[Sequence[Any], bool]:
 
 
 def three_channels(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-    """Return the image as uint8 [H, W, 3]; a grey image, [H, W] or [H, W, 1], gets three equal
+    """Return the image as uint8 [H, W, 3]; a gray image, [H, W] or [H, W, 1], gets three equal
     channels.
 
     Raises ValueError, starting with `name`, for any other dtype or shape.
     """
-    wanted = "it must be a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is grey"
+    wanted = "it must be a NumPy array, uint8 [H, W, 3], or [H, W] or [H, W, 1] if it is gray"
     if not isinstance(image, np.ndarray):
         raise ValueError(f"{name} is a {type(image).__name__}; {wanted}")
     channels = image.shape[2:] or (1,)

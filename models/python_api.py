@@ -65,7 +65,7 @@ class LoadedDetector:
     def __call__(self, images: Any, *, channel_order: ChannelOrder | None = None) -> Any:
         """Return the `Result` of one image, or a list of them for a list of images.
 
-        images: a path, a PIL image, a NumPy array (uint8, [H, W, 3] or grey [H, W]), a tensor (RGB,
+        images: a path, a PIL image, a NumPy array (uint8, [H, W, 3] or gray [H, W]), a tensor (RGB,
         [3, H, W], uint8 or floating-point in [0, 1]), a list or tuple of any of these, or a tensor
         [B, 3, H, W]. channel_order: of NumPy arrays, "rgb", or "bgr" as OpenCV reads them. Raises
         ValueError for anything else, before any detection.
@@ -158,7 +158,7 @@ def load(
     forward pass. threads: that will detect at the same time on a CPU, each with its share of the
     cores; for files that torch runs, each of them calls torch.set_num_threads. tile: cut larger
     images into tiles of this side in pixels, each resized to image_size; 0: never; by default as it
-    was trained. tile_overlap: of neighbouring tiles, as a fraction of the side; by default as it
+    was trained. tile_overlap: of neighboring tiles, as a fraction of the side; by default as it
     was trained, or 0.2. tile_whole: detect in the whole image too, for objects larger than a tile.
     urls: allow images to be downloaded from a URL.
 

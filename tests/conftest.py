@@ -86,13 +86,13 @@ def draw_tiny_data(root: Path) -> Path:
         for x, y in centers.tolist():
             class_id, half_width = int(random.integers(3)), int(random.integers(9, 20))
             half_height = half_width // 2 if class_id == 2 else half_width
-            colour = [0, 0, 0]
-            colour[class_id] = 255
+            color = [0, 0, 0]
+            color[class_id] = 255
             if class_id == 0:
-                cv2.circle(image, (x, y), half_width, colour, -1)
+                cv2.circle(image, (x, y), half_width, color, -1)
             else:
                 corners = (x - half_width, y - half_height), (x + half_width, y + half_height)
-                cv2.rectangle(image, *corners, colour, -1)
+                cv2.rectangle(image, *corners, color, -1)
             size = (2 * half_width + 1) / SIDE, (2 * half_height + 1) / SIDE
             box = [(x + 0.5) / SIDE, (y + 0.5) / SIDE, *size]
             rows.append(" ".join([str(class_id), *(f"{v:.6f}" for v in box)]))

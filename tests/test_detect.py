@@ -340,7 +340,7 @@ def test_paths_from_standard_input(run, photos, monkeypatch):
 def test_images_with_one_name_can_be_traced_to_their_outputs(
     run, photos, tmp_path, monkeypatch, kind
 ):
-    """a.jpg is black and a.bmp grey, so that each picture shows which one it is of; x.jpg is there
+    """a.jpg is black and a.bmp gray, so that each picture shows which one it is of; x.jpg is there
     twice.
     """
     folder = tmp_path / "in"
@@ -448,7 +448,7 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--weights", "no.pt"], "no.pt: cannot be read as a checkpoint: No such file"),
         (["--dnn"], "--dnn is not supported: OpenCV's DNN module is not used"),
         (["--update"], "--update is not supported: checkpoints are never rewritten"),
-        (["--visualise"], "unknown flag --visualise"),
+        (["--visualize"], "unknown flag --visualize"),
     ],
 )
 def test_wrong_flags_are_rejected_before_anything_is_written(run, tmp_path, flags, text):

@@ -484,7 +484,7 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
             export.run([*words[2:], *flags])
         except (
             FaultError
-        ) as error:  # a model that has learnt nothing may lose mAP, but never differ from torch
+        ) as error:  # a model that has learned nothing may lose mAP, but never differ from torch
             raise AssertionError(shlex.join(words)) from error
         assert [file for file in folder.iterdir() if file.name != "m.pt"]
 

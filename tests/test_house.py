@@ -238,7 +238,7 @@ state, threads, environment = torch.random.get_rng_state(), threading.active_cou
 for name in sys.argv[1:]:
     importlib.import_module(name)
 problems = {
-    "CUDA was initialised": torch.cuda.is_initialized(),
+    "CUDA was initialized": torch.cuda.is_initialized(),
     "a thread was started": threading.active_count() > threads,
     "random numbers were drawn": not torch.random.get_rng_state().equal(state),
     "the environment was changed": dict(os.environ) != environment,

@@ -65,7 +65,7 @@ RUNS = {
     "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
 }
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
-    "rank-local normalisation": "accumulated",
+    "rank-local normalization": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
     "rank-seeded augmentation": "accumulated",
     "padding duplicates": "accumulated",
@@ -449,11 +449,11 @@ def test_differing_values_are_refused_by_all_processes(three):
 
 
 def test_sync_buffers_makes_model_state_equal_on_all_ranks(three):
-    """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronised, the
+    """Values are the rank, 0, 1 or 2: BatchNorm statistics are averaged unless synchronized, the
     rest is rank 0's.
     """
     for result in three["run_sync_buffers"]:
         averaged = {key for key, value in result["own"].items() if value != 0}
         assert averaged == {"layers.1.running_mean", "layers.1.running_var"}
         assert result["own"]["layers.1.running_mean"] == 1
-        assert set(result["synchronised"].values()) == {0}
+        assert set(result["synchronized"].values()) == {0}

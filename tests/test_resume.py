@@ -374,7 +374,7 @@ def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_signalled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
+def test_signaled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
     """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its
     processes notice.
     """

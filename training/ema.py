@@ -32,7 +32,7 @@ class EMA(Generic[Model]):
     of the average.
 
     Floating-point parameters and buffers are averaged, integer buffers copied. Source: facts of
-    YOLOv5's behaviour.
+    YOLOv5's behavior.
     """
 
     def __init__(self, model: Model, decay: float = 0.9999, tau: float = 2000.0) -> None:

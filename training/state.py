@@ -2,7 +2,7 @@
 
 Nearly all of it is the same on every process. The exceptions are each process's share of the losses
 and BatchNorm's running statistics, which differ between processes until the end of an epoch unless
-BatchNorm is synchronised. These are saved as a table with a row per process: the same number of
+BatchNorm is synchronized. These are saved as a table with a row per process: the same number of
 processes resumes to the bit, another number of processes with sums and means.
 """
 
@@ -48,7 +48,7 @@ class TrainState(Generic[Model]):
     progress: RunProgress
     world: World
     precision: torch.dtype  # of the forward pass
-    synchronised: bool  # whether BatchNorm is synchronised
+    synchronized: bool  # whether BatchNorm is synchronized
 
     def step(self, max_norm: float = MAX_GRADIENT_NORM) -> None:
         """Clip the gradients and step the optimizer; all processes skip the step if the gradients
@@ -135,8 +135,8 @@ class TrainState(Generic[Model]):
 
     def sync_buffers(self) -> None:
         """After an epoch, make weights and statistics the same on all processes."""
-        self.replica.sync_buffers(self.world, synchronised=self.synchronised)
-        sync_buffers(self.ema.model, self.world, synchronised=self.synchronised)
+        self.replica.sync_buffers(self.world, synchronized=self.synchronized)
+        sync_buffers(self.ema.model, self.world, synchronized=self.synchronized)
         self.guard.snapshot_statistics()
 
     def _own_statistics(self) -> list[Tensor]:
@@ -169,7 +169,7 @@ def build_train_state(
     image that the model takes. total: batches in the whole run. patience: of early stopping, 0 for
     none. weight_decay: for a step of the nominal batch. rates: further arguments of Schedule.
     """
-    synchronised = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
+    synchronized = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
     schedule = Schedule(
         total=total,
         epochs=epochs,
@@ -205,5 +205,5 @@ def build_train_state(
         progress=RunProgress(EarlyStopping(patience), EpochLosses(loss_terms, world, dtype)),
         world=world,
         precision=precision,
-        synchronised=synchronised,
+        synchronized=synchronized,
     )

@@ -150,7 +150,7 @@ def read_figures(output: str) -> Figures:
     """Read the output of a peer's validation. Raises SystemExit if it lacks the lines "all" or
     "Speed:".
     """
-    output = re.sub(r"\x1b\[[0-9;]*m", "", output)  # colours
+    output = re.sub(r"\x1b\[[0-9;]*m", "", output)  # colors
     overall = re.search(r"^\s*all(?:\s+[\d.e-]+){5}\s+([\d.e-]+)\s*$", output, re.MULTILINE)
     speed = re.search(r"Speed: .*", output)
     if not overall or not speed:

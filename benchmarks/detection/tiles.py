@@ -8,7 +8,7 @@ YOLOv5n trained on BCCD, at 320 px: AP 0.514 in 87 images of 640 x 480 px; paste
     python benchmarks/detection/tiles.py --weights best.pt --data mydata.yaml \
         --canvas 3000 --limit 48
 
-The images of the data set's validation split are pasted, unscaled, in a grid onto grey canvases of
+The images of the data set's validation split are pasted, unscaled, in a grid onto gray canvases of
 3,000 x 3,000 pixels, with their boxes as YOLO labels, in a temporary folder. One checkpoint then
 detects
 
@@ -50,13 +50,13 @@ from data.scan import scan  # noqa: E402
 from data.splits import open_data  # noqa: E402
 from models import load  # noqa: E402
 from utils.images.decode import read_image  # noqa: E402
-from utils.images.letterbox import GREY  # noqa: E402
+from utils.images.letterbox import GRAY  # noqa: E402
 from utils.images.opencv import cv2  # noqa: E402
 from utils.metrics.coco import precision_and_recall, summarize  # noqa: E402
 from utils.metrics.matching import match_detections  # noqa: E402
 from utils.metrics.records import Detections  # noqa: E402
 
-GAP = 24  # grey pixels between pasted images
+GAP = 24  # gray pixels between pasted images
 SETTINGS = {"confidence": 0.001, "iou": 0.6, "max_detections": 3000, "multi_label": True}
 ALL = 10**6  # detections per image and class
 
@@ -128,7 +128,7 @@ def write_canvases(labels: Labels, folder: Path, side: int) -> int:
         (folder / name).mkdir()
     pages = list(pages_of(labels.sizes, side))
     for number, page in enumerate(pages):
-        canvas = np.full((side, side, 3), GREY, np.uint8)
+        canvas = np.full((side, side, 3), GRAY, np.uint8)
         lines = []
         for index, x, y in page:
             width, height = labels.sizes[index].tolist()

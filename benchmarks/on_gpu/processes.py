@@ -1,7 +1,7 @@
 """Two processes over gloo on one device against one process: the same weights after some steps, in
 float64.
 
-DDP with synchronised BatchNorm. NCCL takes only one process per GPU: tests/test_gpu.py has DDP over
+DDP with synchronized BatchNorm. NCCL takes only one process per GPU: tests/test_gpu.py has DDP over
 NCCL with one.
 """
 

@@ -94,10 +94,10 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def labelled_parts() -> Iterator[None]:
+def labeled_parts() -> Iterator[None]:
     """Context manager: the profiler shows which part of a step an operation belongs to."""
 
-    def labelled(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def labeled(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             with record_function(LABEL + name):
                 return real(*args, **kwargs)
@@ -107,7 +107,7 @@ def labelled_parts() -> Iterator[None]:
     with ExitStack() as patches:
         for name, owner, method in PARTS:
             patches.enter_context(
-                patch.object(owner, method, labelled(name, getattr(owner, method)))
+                patch.object(owner, method, labeled(name, getattr(owner, method)))
             )
         yield
 
@@ -125,7 +125,7 @@ def profiled_step(setting: Setting) -> list[FunctionEvent]:
             recorder.stop()
 
     world = World(torch.device("cpu"))
-    with as_on_a_gpu(), labelled_parts():
+    with as_on_a_gpu(), labeled_parts():
         train_through(
             fixed_batches(setting, world, WARMUP + 2, seed=0), setting, world, watch=watch
         )

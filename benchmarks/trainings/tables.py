@@ -11,7 +11,7 @@ import torch
 from matplotlib.artist import Artist
 
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of
-from utils.plots.canvas import draw_no_data, hex_colour, picture
+from utils.plots.canvas import draw_no_data, hex_color, picture
 
 SHARES = (0.8, 0.9, 0.95)
 
@@ -91,7 +91,7 @@ def figure(value: float, digits: int) -> str:
 
 
 def plot(trainings: Sequence[Training], outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw mAP50-95 against wall time: a panel for each data set, a colour for each program, a line
+    """Draw mAP50-95 against wall time: a panel for each data set, a color for each program, a line
     for each seed.
     """
     names = display_names([training.data for training in trainings])
@@ -111,7 +111,7 @@ def plot(trainings: Sequence[Training], outcomes: Sequence[Outcome], path: Path)
                     )
                     marker = "o" if len(values) == 1 else None
                     style = {
-                        "color": hex_colour(number),
+                        "color": hex_color(number),
                         "linewidth": 1.6,
                         "alpha": 0.85,
                         "marker": marker,

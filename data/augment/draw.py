@@ -10,7 +10,7 @@ from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
 from data.augment.records import CanvasLayer, Matrix, Plan
 from data.base_images import Reader
-from utils.images.letterbox import GREY, Image, Region
+from utils.images.letterbox import GRAY, Image, Region
 from utils.images.opencv import cv2
 
 HUES = 180  # levels of hue in OpenCV
@@ -74,7 +74,7 @@ def draw(plan: Plan, read: Reader) -> Image:
 
 def _draw_layer(layer: CanvasLayer, canvas: Image, read: Reader) -> None:
     """Fill the canvas with the layer's tiles, on gray, and its pastes."""
-    canvas[:] = GREY
+    canvas[:] = GRAY
     for tile in layer.tiles:
         image = read(tile.index)
         if tile.target is None:
@@ -148,16 +148,16 @@ def _draw_warped(
 
 
 def _scaled(hsv: Image, gains: tuple[float, float, float], out: Image) -> Image:
-    """Return hue, saturation and value times their gains, as `colour_tables` has them, in `out`.
+    """Return hue, saturation and value times their gains, as `color_tables` has them, in `out`.
 
     If no hue exceeds 255, a matrix does it in a fifth of the time of tables.
     """
     if gains[0] * (HUES - 1) <= 255:  # OpenCV's conversion back to RGB wraps hues of 180 and more
         return cv2.transform(hsv, np.diag(gains).astype(np.float32), dst=out)
-    return cv2.LUT(hsv, colour_tables(gains)[None], dst=out)
+    return cv2.LUT(hsv, color_tables(gains)[None], dst=out)
 
 
-def colour_tables(gains: tuple[float, float, float]) -> NDArray[np.uint8]:
+def color_tables(gains: tuple[float, float, float]) -> NDArray[np.uint8]:
     """Return each level of hue, saturation and value times its gain, uint8 [256, 3].
 
     Hues are modulo HUES, the others are clipped.

@@ -32,11 +32,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.augment.draw import colour_tables
+from data.augment.draw import color_tables
 from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
 from data.augment.records import CanvasLayer, Matrix, Plan, Tile
-from utils.images.letterbox import GREY
+from utils.images.letterbox import GRAY
 
 # image index -> offset of its first byte in the pool, height, width
 Locate = Callable[[int], tuple[int, int, int]]
@@ -237,7 +237,7 @@ def _tables(plans: Sequence[Plan]) -> NDArray[np.uint8]:
         return np.zeros((0, 3, 256), np.uint8)
 
     unchanged = np.full((256, 3), NO_RECOLOR, np.uint8)
-    tables = [unchanged if plan.hsv is None else colour_tables(plan.hsv) for plan in plans]
+    tables = [unchanged if plan.hsv is None else color_tables(plan.hsv) for plan in plans]
     return np.ascontiguousarray(np.stack(tables).transpose(0, 2, 1))
 
 
@@ -324,7 +324,7 @@ def _canvases(packed: Packed, pool: Tensor) -> Planes:
     planes = []
     for left, right in zip(between_rows[:3], between_rows[3:], strict=True):
         plane = left.lerp_(right, across).add_(0.5).to(torch.uint8)
-        planes.append(plane.masked_fill_(background, GREY))
+        planes.append(plane.masked_fill_(background, GRAY))
     return planes
 
 

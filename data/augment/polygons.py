@@ -107,7 +107,7 @@ def _next_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _signed_area(points: Points) -> float:
-    """Return the area, positive if the corners go from the x axis towards the y axis.
+    """Return the area, positive if the corners go from the x axis toward the y axis.
 
     Source: the shoelace formula.
     """

@@ -266,7 +266,7 @@ def _own_frame(shape: Shape, tile: tuple[int, int, int, int]) -> tuple[np.ndarra
     The unit is the shape's radius.
     """
     x1, y1, x2, y2 = tile
-    center_x, center_y = shape.centre
+    center_x, center_y = shape.center
     columns = np.arange(x1, x2, dtype=np.float32)
     rows = np.arange(y1, y2, dtype=np.float32)[:, None]
     x = (columns + 0.5 - center_x) * (2 / shape.diameter)

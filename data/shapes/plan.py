@@ -40,7 +40,7 @@ class Shape:
     """One planned shape: its class, its closed loops in pixels, and how it is filled."""
 
     label: int
-    centre: tuple[float, float]
+    center: tuple[float, float]
     diameter: float  # of the circumscribed circle, before the shape is stretched
     angle: float  # radians
     loops: tuple[np.ndarray, ...]  # each [P, 2] float64; a second loop is a hole
@@ -104,7 +104,7 @@ def _clearance(position: list[float], diameter: float, others: list[Shape]) -> f
     x, y = position
     gaps = []
     for other in others:
-        other_x, other_y = other.centre
+        other_x, other_y = other.center
         distance = float(np.hypot(x - other_x, y - other_y))
         gaps.append(distance - (diameter + other.diameter) / 2)
     return min(gaps, default=0.0)

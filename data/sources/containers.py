@@ -1,4 +1,4 @@
-"""Video containers, recognised by the first bytes of a file: FFmpeg is told which one it reads and
+"""Video containers, recognized by the first bytes of a file: FFmpeg is told which one it reads and
 never guesses.
 
 Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video,

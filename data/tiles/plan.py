@@ -12,7 +12,7 @@ from utils.images.letterbox import Region
 
 class TilePlanner(Planner):
     """Plans samples of the tiles of a data set: sample k is tile k, moved by up to half the
-    distance to its neighbours.
+    distance to its neighbors.
 
     So each object is seen at every position of a tile, and over many epochs every crop of an image
     is equally likely, except that more end at its borders. The images of its plans and of `labels`

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.backends import Backend, Prediction
-from utils.images.letterbox import GREY
+from utils.images.letterbox import GRAY
 
 
 class Combined(Backend):
@@ -38,7 +38,7 @@ class AugmentedViews(Combined):
     pixels of the input.
 
     Raises ValueError if the member takes images of one size only. Source: facts of YOLOv5's
-    behaviour.
+    behavior.
     """
 
     def __init__(self, member: Backend) -> None:
@@ -61,7 +61,7 @@ class AugmentedViews(Combined):
             if scale != 1:
                 view = F.interpolate(view, small, mode="bilinear", align_corners=False)
             view = F.pad(
-                view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GREY / 255
+                view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GRAY / 255
             )
             found = self.members[0].predict(view, confidence)
             # Python numbers, not a tensor: the host would wait for the copy of the tensor to the

@@ -79,7 +79,7 @@ def load_backend(
 ) -> LoadedModel:
     """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
-    An exported file is recognised by its name: *.torchscript, *.onnx, *.xml, or a folder. half:
+    An exported file is recognized by its name: *.torchscript, *.onnx, *.xml, or a folder. half:
     compute in 16 bits where the device supports it; exported files have a precision of their own.
     threads: the number that will detect at the same time, for backends on the CPU. head: the output
     of a checkpoint with several, o2o or o2m; "" for its first. Raises ValueError as

@@ -1,4 +1,4 @@
-"""Convolutions with batch normalisation and SiLU."""
+"""Convolutions with batch normalization and SiLU."""
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -8,7 +8,7 @@ from models.blocks import Layer, whole_stride
 
 
 class Conv(Layer):
-    """Convolution, batch normalisation, SiLU."""
+    """Convolution, batch normalization, SiLU."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Conv(Layer):
 
 
 class LinearConv(Conv):
-    """Convolution and batch normalisation, without activation."""
+    """Convolution and batch normalization, without activation."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int = 1, *, groups: int = 1

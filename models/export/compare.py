@@ -116,7 +116,7 @@ class Differences:
 
 
 def drawn_images(model: ExportedModel, count: int) -> list[Tensor]:
-    """Return `count` images [1, 3, H, W] of coloured patches, to compare without a data set."""
+    """Return `count` images [1, 3, H, W] of colored patches, to compare without a data set."""
     height, width = model.canvas or (model.image_size, model.image_size)
     patches = torch.rand(
         count, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(0)

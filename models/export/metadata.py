@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from models.nms import check_limits
-from utils.images.letterbox import GREY
+from utils.images.letterbox import GRAY
 from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
 
@@ -37,12 +37,12 @@ CONVENTION: dict[str, Any] = {
         "name": INPUT,
         "shape": "[batch, 3, height, width]",
         "type": "float32",
-        "colours": "RGB",
+        "colors": "RGB",
         "range": [0, 1],
         "letterbox": (
-            "resize the image so that it fits, keep its ratio, centre it, fill the rest with grey"
+            "resize the image so that it fits, keep its ratio, center it, fill the rest with gray"
         ),
-        "grey": GREY,
+        "gray": GRAY,
     },
     "outputs": {
         "boxes_xyxy": "[batch, N, 4] x1, y1, x2, y2 in pixels of the input",

@@ -104,7 +104,7 @@ class DistanceLoss(Loss):
     ) -> dict[str, Tensor]:
         """Return this process's share of each term."""
         values = assignment.values
-        (count,) = normalisers(counts, values.dtype)
+        (count,) = normalizers(counts, values.dtype)
         ignored = ignored_predictions(targets, len(values), self.strides, assignment.grids)
         return self.terms_of(assignment, targets, count, ignored)
 
@@ -136,7 +136,7 @@ class DistanceLoss(Loss):
     ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
-        count: the normaliser. ignored: bool [B, N], predictions in ignore regions.
+        count: the normalizer. ignored: bool [B, N], predictions in ignore regions.
         """
         values, cells, strides, _, size, found = predictions
         first_class = 4 * self.bins
@@ -251,7 +251,7 @@ class DualDistanceLoss(Loss):
         """Return this process's share of each term."""
         of_many, of_one = assignment
         values = of_many.values
-        count_of_many, count_of_one = normalisers(counts, values.dtype)
+        count_of_many, count_of_one = normalizers(counts, values.dtype)
         ignored = ignored_predictions(targets, len(values), self.many.strides, of_many.grids)
 
         many = self.many.terms_of(of_many, targets, count_of_many, ignored)
@@ -286,7 +286,7 @@ def fixed_point_sums(found: Sequence[Aligned]) -> Tensor:
     return torch.stack(sums)
 
 
-def normalisers(sums: Tensor, dtype: torch.dtype) -> Tensor:
+def normalizers(sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the sums of `fixed_point_sums` as numbers, at least 1, [K]."""
     return (sums.to(dtype) / FIXED_POINT).clamp(min=1)
 

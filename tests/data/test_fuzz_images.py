@@ -47,7 +47,7 @@ def kinds() -> dict[str, bytes]:
     found = {
         "jpeg": encode_image("JPEG"),
         "jpeg progressive": encode_image("JPEG", progressive=True),
-        "jpeg grey": encode_image("JPEG", plain.convert("L")),
+        "jpeg gray": encode_image("JPEG", plain.convert("L")),
         "jpeg cmyk": encode_image("JPEG", plain.convert("CMYK")),
         "jpeg turned": encode_image("JPEG", exif=exif),
         "png": encode_image("PNG"),
@@ -135,7 +135,7 @@ def test_mutated_image_is_decoded_or_rejected_deterministically(kind: str) -> No
 
 
 def png_with_size(width: int, height: int, body: bytes) -> bytes:
-    """Return a grey PNG whose header claims this size."""
+    """Return a gray PNG whose header claims this size."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return (

@@ -341,7 +341,7 @@ def test_image_that_can_be_read_again_is_used(
     """The disk of another machine may be away for a second, or deliver half a file."""
     labels = write_data(tmp_path)
     whole = Path(labels.path(1)).read_bytes()
-    expected = base_images.read_labelled(labels, 1)
+    expected = base_images.read_labeled(labels, 1)
     broken = whole[: len(whole) // 2] if content == b"half" else content
     if broken is None:
         os.remove(labels.path(1))
@@ -355,7 +355,7 @@ def test_image_that_can_be_read_again_is_used(
             Path(labels.path(1)).write_bytes(whole)
 
     monkeypatch.setattr(base_images.time, "sleep", repair)
-    assert (base_images.read_labelled(labels, 1) == expected).all()
+    assert (base_images.read_labeled(labels, 1) == expected).all()
     assert pauses == [0.1, 1.0]
 
 

@@ -216,9 +216,9 @@ def test_image_whose_rows_are_all_unusable_is_left_out_and_counted(tmp_path: Pat
     assert dict(report.problem_counts) == {"row dropped": 4, NO_USABLE_ROW: 2, "note": 1}
     assert [str(problem) for problem in report.problems if problem.kind == NO_USABLE_ROW] == [
         f"{source}/b.png: all 2 label rows in {tmp_path}/labels/b.txt are unusable, "
-        "so the image is neither labelled nor background",
+        "so the image is neither labeled nor background",
         f"{source}/e.png: its only label row in {tmp_path}/labels/e.txt is unusable, "
-        "so the image is neither labelled nor background",
+        "so the image is neither labeled nor background",
     ]
     assert report.with_cache("no cache").summary() == (
         "3 images (2 background, 1 of them without a label file), 1 box in 1 of 2 classes; "
@@ -663,8 +663,8 @@ def test_txt_and_json_labels_of_real_dataset_agree(name: str) -> None:
     assert report.problems == ()
 
 
-def test_16_bit_and_grey_images_are_reported_once_also_from_cache(tmp_path: Path) -> None:
-    """One note for all 16-bit images, with their bit depths, and one for all grey ones."""
+def test_16_bit_and_gray_images_are_reported_once_also_from_cache(tmp_path: Path) -> None:
+    """One note for all 16-bit images, with their bit depths, and one for all gray ones."""
     source = write_dataset(tmp_path, dict.fromkeys("abcde", "0 .5 .5 .5 .5"))
     for name, most in (("b", 4095), ("c", 4000), ("d", 65535)):
         cv2.imwrite(str(source / f"{name}.png"), np.full((20, 40), most, np.uint16))

@@ -109,7 +109,7 @@ def test_outline_connects_mask_parts_without_adding_area():
     assert [*outline.min(0), *outline.max(0)] == [2, 2, 29, 20]
     x, y = outline.T
     area = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
-    # Outlines through pixel centres enclose (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and
+    # Outlines through pixel centers enclose (4-1)^2 + 9 x 4 + 4 x 8 = 77, stretched by 27/26 and
     # 18/17 to the extent.
     assert area == pytest.approx(77 * 27 / 26 * 18 / 17)
 
@@ -164,7 +164,7 @@ def test_object_sizes_span_a_factor_of_twenty():
         np.ptp(np.concatenate(shape.loops), axis=0).max() for image in planned for shape in image
     ]
     assert max(sides) >= 20 * min(sides)
-    assert min(sides) >= 8  # pixels: still recognisable
+    assert min(sides) >= 8  # pixels: still recognizable
     assert np.median(sides) > 40
 
 

@@ -24,7 +24,7 @@ STORED = {
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif", ".avif"])
 def test_boxes_lie_on_the_pixels_of_turned_images(tmp_path: Path, suffix: str) -> None:
     """An upright image of 64 x 48 px has a white object at x 8 to 24, y 32 to 40, whose box is
-    labelled.
+    labeled.
     """
     if suffix == ".avif" and not (features.check("avif") and cv2.haveImageWriter("a.avif")):
         pytest.skip("this Pillow or this OpenCV has no AVIF")
@@ -37,7 +37,7 @@ def test_boxes_lie_on_the_pixels_of_turned_images(tmp_path: Path, suffix: str) -
         exif[ORIENTATION] = orientation
         stored = Image.fromarray(np.rot90(upright, -turns))
         stored.save(tmp_path / "images" / f"{orientation}{suffix}", exif=exif, quality=95)
-        # centre (16, 36), size 16 x 8, as fractions of 64 and 48
+        # center (16, 36), size 16 x 8, as fractions of 64 and 48
         (tmp_path / "labels" / f"{orientation}.txt").write_text("0 0.25 0.75 0.25 0.166666667\n")
 
     labels, _ = scan([tmp_path / "images"], ("object",), threads=1)

@@ -117,7 +117,7 @@ def build_meta(name: str) -> Detector:
         return Detector(table_of(name))
 
 
-def randomise_statistics(model: nn.Module) -> nn.Module:
+def randomize_statistics(model: nn.Module) -> nn.Module:
     """Return `model` in eval mode, with random BatchNorm statistics as after training."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -131,7 +131,7 @@ def randomise_statistics(model: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def nano() -> Detector:
     torch.manual_seed(0)
-    return randomise_statistics(build_model("yolov5n.yaml", 3))
+    return randomize_statistics(build_model("yolov5n.yaml", 3))
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_channels_last_is_kept_and_gives_the_same_maps(nano):
 )
 def test_fused_model_gives_the_same_maps(name, side):
     torch.manual_seed(1)
-    model, images = randomise_statistics(build_model(name, 3)), torch.rand(2, 3, side, side)
+    model, images = randomize_statistics(build_model(name, 3)), torch.rand(2, 3, side, side)
     before = model(images)
     assert model.fuse() is model
     assert not any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -46,10 +46,10 @@ def test_half_precision_tensors_round_to_the_nearest_level():
     assert np.array_equal(read(tensor).pixels, RGB)
 
 
-def test_grey_arrays_need_no_channel_order():
-    grey = RGB[..., 0]
-    for each in (grey, grey[..., None]):
-        assert np.array_equal(read(each).pixels, np.dstack([grey] * 3))
+def test_gray_arrays_need_no_channel_order():
+    gray = RGB[..., 0]
+    for each in (gray, gray[..., None]):
+        assert np.array_equal(read(each).pixels, np.dstack([gray] * 3))
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "LA", "YCbCr"])

@@ -202,12 +202,12 @@ def test_predicted_boxes_are_clipped_to_the_image(model, odd_data):
         assert (np.diff(one.scores) <= 0).all()
 
 
-def test_grey_images_are_predicted_like_rgb_images(model):
-    grey = np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8)
+def test_gray_images_are_predicted_like_rgb_images(model):
+    gray = np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8)
     predictor = Predictor(TorchBackend(model), image_size=64, confidence=0.0, max_detections=20)
-    expected = [predictor(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), channel_order="rgb")]
-    assert_detections_close([predictor(grey, channel_order="rgb")], expected, 0)
-    assert_detections_close([predictor(grey[..., None], channel_order="bgr")], expected, 0)
+    expected = [predictor(cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB), channel_order="rgb")]
+    assert_detections_close([predictor(gray, channel_order="rgb")], expected, 0)
+    assert_detections_close([predictor(gray[..., None], channel_order="bgr")], expected, 0)
 
 
 def test_predictor_respects_channel_order():

@@ -99,13 +99,13 @@ def test_picture_shows_boxes_and_leaves_the_image_unchanged():
     assert (EMPTY.plot() == 200).all()
 
 
-def test_picture_has_the_colours_that_detect_draws():
+def test_picture_has_the_colors_that_detect_draws():
     from utils.plots.annotate import draw_detections
 
     result = result_of()
     expected = draw_detections(
         result.image, result.boxes_xyxy, result.class_ids, result.scores, NAMES
-    )  # BGR, a grey image
+    )  # BGR, a gray image
     assert np.array_equal(result.plot(), expected[..., ::-1])
     assert not np.array_equal(result.plot(), expected)
 

@@ -6,13 +6,13 @@ import cv2
 import numpy as np
 
 SIDE = 64
-FIRST_LEVEL, LEVEL_STEP = 20, 8  # grey level of frame 1, and how much brighter each further one is
+FIRST_LEVEL, LEVEL_STEP = 20, 8  # gray level of frame 1, and how much brighter each further one is
 
 
 def write_clip(
     path: Path, frames: int = 10, *, fps: float = 25, fourcc: str = "mp4v", side: int = SIDE
 ) -> Path:
-    """Write a video of grey frames, frame n at level 20 + 8 (n - 1), up to 30 of them; return its
+    """Write a video of gray frames, frame n at level 20 + 8 (n - 1), up to 30 of them; return its
     path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def write_clip(
     )
     assert writer.isOpened(), fourcc
     for number in range(1, frames + 1):
-        writer.write(grey(number, side))
+        writer.write(gray(number, side))
     writer.release()
     return path
 
@@ -39,7 +39,7 @@ def write_noise(path: Path, frames: int = 60, *, fourcc: str = "MJPG") -> Path:
     return path
 
 
-def grey(number: int, side: int = SIDE) -> np.ndarray:
+def gray(number: int, side: int = SIDE) -> np.ndarray:
     """The image of frame `number`, from 1."""
     return np.full((side, side, 3), FIRST_LEVEL + LEVEL_STEP * (number - 1), np.uint8)
 
@@ -50,8 +50,8 @@ def frame_number(image: np.ndarray) -> int:
 
 
 def jpeg(number: int) -> bytes:
-    """Frame `number` as a JPEG file of more than 4096 bytes: FFmpeg recognises a stream by its
+    """Frame `number` as a JPEG file of more than 4096 bytes: FFmpeg recognizes a stream by its
     first 2048.
     """
-    data = cv2.imencode(".jpg", grey(number))[1].tobytes()
+    data = cv2.imencode(".jpg", gray(number))[1].tobytes()
     return data[:2] + b"\xff\xfe\x10\x00" + bytes(4094) + data[2:]  # a comment

@@ -24,6 +24,6 @@ def drawn_frame(
     height: int = 48,
     value: int = 128,
 ) -> Frame:
-    """A grey frame; a frame of a video at 12.5 frames per second if it has a number."""
+    """A gray frame; a frame of a video at 12.5 frames per second if it has a number."""
     image = np.full((height, width, 3), value, np.uint8)
     return Frame(image, f"/data/{name}", name, number, 0.0 if number is None else 12.5)

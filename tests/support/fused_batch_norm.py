@@ -1,9 +1,9 @@
-"""Slow versions of torch's kernels for synchronised batch normalisation, which exist for CUDA only.
+"""Slow versions of torch's kernels for synchronized batch normalization, which exist for CUDA only.
 
 They take and return what the kernels do, and compute it the same way where that matters: the
 merging kernel goes through the processes one by one, divides by each count, and keeps the number of
 values as a whole number, so that a count of 0 gives nan. Source:
-ATen/native/cuda/Normalization.cuh, which torch installs (BSD licence).
+ATen/native/cuda/Normalization.cuh, which torch installs (BSD license).
 """
 
 from __future__ import annotations
@@ -144,6 +144,6 @@ def batch_norm_backward_elemt(
     share = 1 / counts.sum().to(mean.dtype)
     scale = inverse_deviation if weight is None else inverse_deviation * weight
     slope = sum_dy_xmu * share * inverse_deviation.square()
-    centred = x - mean.view(PER_CHANNEL)
-    dx = dy - (sum_dy * share).view(PER_CHANNEL) - centred * slope.view(PER_CHANNEL)
+    centered = x - mean.view(PER_CHANNEL)
+    dx = dy - (sum_dy * share).view(PER_CHANNEL) - centered * slope.view(PER_CHANNEL)
     return (dx * scale.view(PER_CHANNEL)).to(x.dtype)

@@ -166,7 +166,7 @@ def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
-    """Divide the loss again by the number of processes. local: normalise by the counts of this
+    """Divide the loss again by the number of processes. local: normalize by the counts of this
     process only.
     """
     real = AnchorBasedLoss.forward
@@ -235,7 +235,7 @@ def slow_writer(world: World) -> Iterator[None]:
 
 SLOW_S = 4.0
 FAULTS: dict[str, Fault] = {
-    "rank-local normalisation": lambda world: scaled_loss(world, local=True),
+    "rank-local normalization": lambda world: scaled_loss(world, local=True),
     "gradients not multiplied by the number of processes": lambda world: scaled_loss(
         world, local=False
     ),
@@ -411,18 +411,18 @@ def accumulates(world: World, folder: Path, name: str) -> PlainDict:
 
 
 def run_sync_buffers(world: World, folder: Path, name: str) -> PlainDict:
-    """The state of a model filled with the rank after sync_buffers, without and with synchronised
+    """The state of a model filled with the rank after sync_buffers, without and with synchronized
     BatchNorm.
     """
     found = {}
-    for synchronised in (False, True):
+    for synchronized in (False, True):
         model = SyncBatchNormModel()
         for value in model.state_dict().values():
             value.fill_(world.rank)
-        sync_buffers(model, world, synchronised=synchronised)
+        sync_buffers(model, world, synchronized=synchronized)
         state = model.state_dict()
         assert all((value == value.flatten()[0]).all() for value in state.values())
-        found["synchronised" if synchronised else "own"] = {
+        found["synchronized" if synchronized else "own"] = {
             key: value.max().item() for key, value in state.items()
         }
     return found

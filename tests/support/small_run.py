@@ -47,7 +47,7 @@ def state_with(
         progress=RunProgress(EarlyStopping(patience), EpochLosses(["box"], world)),
         world=world,
         precision=torch.float32,
-        synchronised=False,
+        synchronized=False,
     )
 
 

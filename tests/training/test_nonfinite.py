@@ -81,7 +81,7 @@ def test_nonfinite_step_has_no_effect(name, on_the_device, fault):
 
 
 def test_infinite_batchnorm_statistics_keep_previous_values():
-    """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalised by it, all
+    """An input of 1e20 has a variance of 1e40, more than float32 can hold; normalized by it, all
     values are near 0.
     """
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))

@@ -24,7 +24,7 @@ def test_xyxy_and_cxcywh_round_trip():
 
 
 def test_complete_iou_by_hand():
-    # Boxes (0, 0, 4, 2) and (2, 0, 4, 4): overlap 2 * 2 = 4, union 8 + 8 - 4 = 12, IoU 1/3. Centres
+    # Boxes (0, 0, 4, 2) and (2, 0, 4, 4): overlap 2 * 2 = 4, union 8 + 8 - 4 = 12, IoU 1/3. Centers
     # (2, 1) and (3, 2): rho^2 = 2. Hull (0, 0, 4, 4): c^2 = 32. rho^2 / c^2 = 1/16. v = 4/pi^2 *
     # (atan(2/4) - atan(4/2))^2 = 0.405285 * 0.643501^2 = 0.167826; a = v / (1 - 1/3 + v) = 0.201121
     # CIoU = 0.333333 - 0.0625 - 0.201121 * 0.167826 = 0.237082
@@ -102,7 +102,7 @@ def test_complete_iou_gradient_is_finite_for_degenerate_boxes():
 
 
 def test_no_gradient_flows_through_the_aspect_weight():
-    # With one centre and sizes (2, 1) against (1, 2), d/dw of a * v alone would differ if `a` were
+    # With one center and sizes (2, 1) against (1, 2), d/dw of a * v alone would differ if `a` were
     # differentiated.
     ours = torch.tensor([[0.0, 0, 2, 1]], dtype=torch.float64, requires_grad=True)
     theirs = torch.tensor([[0.0, 0, 1, 2]], dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""Misspelt flags get a suggestion if it is near; tests/test_yolov5_flags_list.py walks all flags of
-YOLOv5.
+"""Misspelled flags get a suggestion if it is near; tests/test_yolov5_flags_list.py walks all
+flags of YOLOv5.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def error_message(script, word: str) -> str:
         ("--batch_size", "--batch-size"),
         ("--imgsize", "--img-size"),
         ("--weight", "--weights"),
-        ("--optimiser", "--optimizer"),
+        ("--optimizer", "--optimizer"),
         ("--devices", "--device"),
     ],
 )

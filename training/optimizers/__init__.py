@@ -49,7 +49,7 @@ def _sgd(groups: Groups, lr: float, momentum: float, fused: bool) -> torch.optim
     for group in optimizer.param_groups if momentum > 0 else ():
         for parameter in group["params"]:
             # If the first step is skipped on the device, torch would leave the buffer
-            # uninitialised.
+            # uninitialized.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -82,7 +82,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" decays.
 
-    "norm" holds the scales of normalisation layers: all one-dimensional parameters that are not
+    "norm" holds the scales of normalization layers: all one-dimensional parameters that are not
     biases. Parameters that need no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the
     latter two with betas (momentum, 0.999), or Muon. For Muon a fourth group, "matrix", which
     decays too, holds the weights of convolutions that are neither depthwise nor the output of a
@@ -98,7 +98,7 @@ def build_optimizer(
         if parameter.requires_grad:
             owner, _, own = path.rpartition(".")
             # A convolution with a bias is the output of a head: all others are followed by a
-            # normalisation layer.
+            # normalization layer.
             is_matrix = kind.matrices and parameter.ndim == 4 and parameter.shape[1] > 1
             is_matrix = is_matrix and f"{owner}.bias" not in parameters
             group = (

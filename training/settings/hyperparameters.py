@@ -71,13 +71,11 @@ class Hyp:
 
     def augmentation(self) -> dict[str, float]:
         """Strengths and probabilities of augmentation."""
-        colours, geometry = (
+        colors, geometry = (
             ("hsv_h", "hsv_s", "hsv_v"),
             ("degrees", "translate", "scale", "shear", "perspective"),
         )
-        return self._chosen(
-            *colours, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste"
-        )
+        return self._chosen(*colors, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
 
     def loss(self) -> dict[str, float]:
         """Keyword arguments of `LossGains`."""

@@ -33,17 +33,17 @@ def build_replica(
 def synchronize_if_asked(
     model: nn.Module, world: World, *, sync_bn: bool, shard: bool, say: Callable[[str], None]
 ) -> bool:
-    """Synchronise BatchNorm if asked, and return whether it is; report flags that have no
+    """Synchronize BatchNorm if asked, and return whether it is; report flags that have no
     effect.
     """
-    synchronised = sync_bn or shard
-    if synchronised:
+    synchronized = sync_bn or shard
+    if synchronized:
         synchronize_batch_norm(model)
     if shard and world.size == 1:
         say("--shard: there is one process, so nothing is sharded")
-    if synchronised and world.devices:
-        say("--sync-bn: DataParallel still normalises on each GPU separately")
-    return synchronised
+    if synchronized and world.devices:
+        say("--sync-bn: DataParallel still normalizes on each GPU separately")
+    return synchronized
 
 
 def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dtype:

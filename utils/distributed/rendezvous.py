@@ -161,7 +161,7 @@ class Rendezvous:
             raise PeerFailedError(json.loads(self.store.get(FAILED))["code"])
 
     def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value; floats keep their bits. The others wait for
+        """Broadcast rank 0's JSON-serializable value; floats keep their bits. The others wait for
         rank 0.
         """
         key = f"share/{next(self._numbers)}"
@@ -170,7 +170,7 @@ class Rendezvous:
         return json.loads(self.wait(key))
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """All-gather JSON-serialisable values, in rank order."""
+        """All-gather JSON-serializable values, in rank order."""
         key = f"exchange/{next(self._numbers)}"
         self.store.set(f"{key}/{self.rank}", json.dumps(value))
         return [json.loads(self.wait(f"{key}/{rank}")) for rank in range(self.size)]

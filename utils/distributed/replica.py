@@ -90,9 +90,9 @@ class Replica(Generic[Model]):
         """
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
-    def sync_buffers(self, world: World, *, synchronised: bool) -> None:
+    def sync_buffers(self, world: World, *, synchronized: bool) -> None:
         """Make the model identical on all processes, with the function `sync_buffers`."""
-        sync_buffers(self.model, world, synchronised=synchronised)
+        sync_buffers(self.model, world, synchronized=synchronized)
 
 
 class ThreadedReplicas(DataParallel):
@@ -143,7 +143,7 @@ class DistributedReplica(Replica[Model]):
             "device_ids": [world.device] if world.device.type != "cpu" else None,
             "gradient_as_bucket_view": True,
             "static_graph": not accumulates,
-            buffers: False,  # BatchNorm statistics are synchronised, or averaged once per epoch
+            buffers: False,  # BatchNorm statistics are synchronized, or averaged once per epoch
         }
         self.wrapped = DistributedDataParallel(model, **settings)
         self.module = self.wrapped
@@ -191,11 +191,11 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def sync_buffers(model: nn.Module, world: World, *, synchronised: bool) -> None:
+def sync_buffers(model: nn.Module, world: World, *, synchronized: bool) -> None:
     """Make the model identical on all processes: broadcast weights and buffers from rank 0.
 
-    synchronised: whether BatchNorm is synchronised. If not, each process has its own running
+    synchronized: whether BatchNorm is synchronized. If not, each process has its own running
     statistics; they are replaced by their mean over the processes.
     """
-    world.all_reduce_mean_([] if synchronised else running_statistics(model))
+    world.all_reduce_mean_([] if synchronized else running_statistics(model))
     world.broadcast_([*model.parameters(), *model.buffers()])

@@ -26,7 +26,7 @@ class ShardedReplica(Replica[Model]):
     scattered after.
 
     layers: the layers that are gathered separately. Parameters are replaced by shards in place, so
-    build the optimizer afterwards. BatchNorm must be synchronised: its statistics are not sharded,
+    build the optimizer afterwards. BatchNorm must be synchronized: its statistics are not sharded,
     and torch does not make them equal.
     """
 
@@ -75,7 +75,7 @@ class ShardedReplica(Replica[Model]):
     def clip_gradients(self, max_norm: float) -> Tensor:
         return _gather_full(super().clip_gradients(max_norm))  # type: ignore[no-any-return]
 
-    def sync_buffers(self, world: World, *, synchronised: bool) -> None:
+    def sync_buffers(self, world: World, *, synchronized: bool) -> None:
         world.broadcast_(self.model.buffers())
 
 

@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation over all processes: without waiting for the device, and for the
+"""Synchronized batch normalization over all processes: without waiting for the device, and for the
 CPU too.
 
 torch's SyncBatchNorm does not support the CPU, and on a GPU the host waits three times in each
@@ -32,7 +32,7 @@ NO_VALUES = 1e-30
 
 
 def synchronize_batch_norm(model: nn.Module) -> nn.Module:
-    """Synchronise every BatchNorm2d of `model` over the processes, and return the model, which may
+    """Synchronize every BatchNorm2d of `model` over the processes, and return the model, which may
     itself be one.
 
     Parameters and buffers stay the same tensors with the same names, so an existing optimizer
@@ -139,7 +139,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 def has_fused_kernels(x: Tensor) -> bool:
-    """Whether torch has kernels for synchronised batch normalisation on the device of `x`."""
+    """Whether torch has kernels for synchronized batch normalization on the device of `x`."""
     return x.is_cuda
 
 
@@ -212,10 +212,10 @@ def local_moments(x: Tensor) -> Tensor:
         return x.new_zeros(2 * channels + 1, dtype=dtype)
     count = x.numel() // channels
     approx_mean = x.mean(NON_CHANNEL_DIMS, dtype=dtype)
-    centred = x - approx_mean.view(PER_CHANNEL)
+    centered = x - approx_mean.view(PER_CHANNEL)
     # rounding error of approx_mean, which matters if the mean is large
-    error = centred.mean(NON_CHANNEL_DIMS)
-    m2 = centred.square_().sum(NON_CHANNEL_DIMS) - count * error.square()
+    error = centered.mean(NON_CHANNEL_DIMS)
+    m2 = centered.square_().sum(NON_CHANNEL_DIMS) - count * error.square()
     return torch.cat((approx_mean + error, m2, m2.new_full((1,), count)))
 
 
@@ -255,7 +255,7 @@ def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class NormalizeByAll(torch.autograd.Function):
-    """Batch normalisation with given global moments; its gradient includes the values of all
+    """Batch normalization with given global moments; its gradient includes the values of all
     processes.
 
     With N values per channel, xhat = (x - mean) / sqrt(var + eps), and sums over all processes,
@@ -283,9 +283,9 @@ class NormalizeByAll(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inv, count = ctx.saved_tensors
         wants_dx, wants_dweight, wants_dbias = ctx.needs_input_grad[:3]
-        centred = x - mean.view(PER_CHANNEL)
+        centered = x - mean.view(PER_CHANNEL)
         dbias = dy.sum(NON_CHANNEL_DIMS, dtype=mean.dtype)
-        dweight = (dy * centred).sum(NON_CHANNEL_DIMS) * inv
+        dweight = (dy * centered).sum(NON_CHANNEL_DIMS) * inv
         dx = None
         if wants_dx:
             sums = torch.stack((dbias, dweight))  # [2, C]
@@ -294,7 +294,7 @@ class NormalizeByAll(torch.autograd.Function):
             offset, slope = sums / count
             scale = inv if weight is None else inv * weight
             dx = (
-                centred.mul_((-slope * inv).view(PER_CHANNEL))
+                centered.mul_((-slope * inv).view(PER_CHANNEL))
                 .add_(dy)
                 .sub_(offset.view(PER_CHANNEL))
             )
@@ -314,7 +314,7 @@ class FusedNormalizeByAll(torch.autograd.Function):
     """`NormalizeByAll` by torch's kernels for CUDA, in float32 for x in 16 bits.
 
     inverse_deviation: 1 / sqrt(var + eps), [C]. counts: int32, number of values of each process,
-    [P]. Source: as torch's SyncBatchNorm calls them (torch/nn/modules/_functions.py, BSD licence).
+    [P]. Source: as torch's SyncBatchNorm calls them (torch/nn/modules/_functions.py, BSD license).
     """
 
     @staticmethod

@@ -92,7 +92,7 @@ class World:
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def broadcast_collective(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value. A collective: all ranks must call it at about
+        """Broadcast rank 0's JSON-serializable value. A collective: all ranks must call it at about
         the same time.
         """
         if self.size == 1:
@@ -103,13 +103,13 @@ class World:
         )
 
     def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's JSON-serialisable value. Not a collective: others wait for rank 0
+        """Broadcast rank 0's JSON-serializable value. Not a collective: others wait for rank 0
         without timeout.
         """
         return self.rendezvous.broadcast_object(value) if self.rendezvous else value
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """All-gather JSON-serialisable values, in rank order."""
+        """All-gather JSON-serializable values, in rank order."""
         return self.rendezvous.all_gather_object(value) if self.rendezvous else [value]
 
     def wait_for_main(self) -> None:
@@ -119,7 +119,7 @@ class World:
         self.broadcast_object(None)
 
     def require_same(self, what: str, value: Any) -> None:
-        """Raise ValueError in all processes unless all of them hold the same JSON-serialisable
+        """Raise ValueError in all processes unless all of them hold the same JSON-serializable
         value.
 
         what: the subject of the error message. For dicts the message shows only the entries that

@@ -27,7 +27,7 @@ from utils.images.opencv import cv2
 from utils.images.orientation import brands, orientation_of, turned
 from utils.printable import printable
 
-# What OpenCV decodes to 8-bit colour. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits
+# What OpenCV decodes to 8-bit color. Raw and HDR formats (.dng, .pfm, .exr) are left out: 8 bits
 # change their meaning.
 IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
@@ -83,7 +83,7 @@ def read_bytes(path: str | Path) -> bytes:
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
     """Decode the bytes of an image file to uint8 [H, W, 3], blue green red, upright.
 
-    The rotation and mirroring that the file asks for are applied (see orientation.py), grey becomes
+    The rotation and mirroring that the file asks for are applied (see orientation.py), gray becomes
     three equal channels, alpha is dropped, CMYK is converted, only the first page is read. 16-bit
     values are divided by the full scale of the smallest usual bit depth (8, 10, 12, 14 or 16 bits)
     that holds the largest value of the image, and mapped to 0 to 255: see `to_8_bits`. A JPEG that
@@ -180,7 +180,7 @@ def _why_undecodable(data: bytes) -> str:
 
 def _decode(data: bytes) -> np.ndarray | None:
     claimed = gif_pixels(data) or jpeg_header(data).pixels
-    if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with grey
+    if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with gray
         return None
     if _is_damaged_png(data):
         return None

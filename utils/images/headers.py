@@ -14,10 +14,10 @@ JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 # frame markers, one for each JPEG coding process
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = (0xC2, 0xCA)
-GREY_PNG_TYPES = (0, 4)  # colour types: grey, grey with alpha
-GREY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
+GRAY_PNG_TYPES = (0, 4)  # color types: gray, gray with alpha
+GRAY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
 # the tag PhotometricInterpretation; WhiteIsZero and BlackIsZero
-TIFF_PHOTOMETRIC, TIFF_GREY = 262, (0, 1)
+TIFF_PHOTOMETRIC, TIFF_GRAY = 262, (0, 1)
 # the tags BitsPerSample and SampleFormat, whose values follow
 TIFF_BITS, TIFF_SAMPLE_FORMAT = 258, 339
 TIFF_SIGNED, TIFF_FLOAT = 2, 3
@@ -68,20 +68,20 @@ def gif_pixels(data: bytes) -> int:
     return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
 
 
-def is_grey(data: bytes) -> bool:
-    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has grey values only,
-    and no colours.
+def is_gray(data: bytes) -> bool:
+    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has gray values only,
+    and no colors.
 
     False for all other kinds of files.
 
-    >>> is_grey(b"P5\\n1 1\\n255\\n0"), is_grey(b"P6\\n1 1\\n255\\n000")
+    >>> is_gray(b"P5\\n1 1\\n255\\n0"), is_gray(b"P6\\n1 1\\n255\\n000")
     (True, False)
     """
     if data.startswith(PNG_START):
-        return data[25:26] != b"" and data[25] in GREY_PNG_TYPES
+        return data[25:26] != b"" and data[25] in GRAY_PNG_TYPES
     if data[:4] in TIFF_STARTS:
-        return tiff_number(data, TIFF_PHOTOMETRIC) in TIFF_GREY
-    return data.startswith(GREY_PNM_STARTS) or jpeg_header(data).channels == 1
+        return tiff_number(data, TIFF_PHOTOMETRIC) in TIFF_GRAY
+    return data.startswith(GRAY_PNM_STARTS) or jpeg_header(data).channels == 1
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

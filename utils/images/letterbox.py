@@ -20,7 +20,7 @@ from utils.images.opencv import cv2
 
 Image = np.ndarray  # uint8 [H, W, 3]
 Region = tuple[int, int, int, int]  # x1, y1, x2, y2
-GREY = 114  # pixel value of the canvas around the image
+GRAY = 114  # pixel value of the canvas around the image
 EVALUATION_PAD = 0.5  # gray padding in strides, added in evaluation and prediction
 
 
@@ -118,7 +118,7 @@ def resized(image: Image, width: int, height: int) -> Image:
 
 def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) -> None:
     """Draw the resized image in the middle of a canvas [H, W, 3], the rest gray, in place."""
-    canvas[:] = GREY
+    canvas[:] = GRAY
     x1, y1, x2, y2 = centered(base_size, canvas.shape[:2])
     canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from utils.images.opencv import cv2
-from utils.plots.canvas import colour_of, fonts, has_letters, short_name
+from utils.plots.canvas import color_of, fonts, has_letters, short_name
 
-Colour = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
+Color = tuple[int, ...]  # three values in [0, 255], in the channel order of the image
 Corners = tuple[int, int, int, int]  # first and last pixel of a box: left, top, right, bottom
 BLACK = (0, 0, 0)
 WHITE = (255, 255, 255)
@@ -58,7 +58,7 @@ def draw_detections(
     for i, class_id in enumerate(np.asarray(class_ids).tolist()):
         score = None if shown_scores is None else shown_scores[i]
         labels.append(_label(names, class_id, score) if show_labels else ())
-        colors.append(colour_of(class_id)[::-1])
+        colors.append(color_of(class_id)[::-1])
 
     draw_boxes(drawn, boxes, labels, colors, scores=scores, line_width=line_width)
     return drawn
@@ -76,7 +76,7 @@ def draw_boxes(
     image: NDArray[np.uint8],
     boxes_xyxy: NDArray[np.float64],
     labels: Sequence[Sequence[str]],
-    colours: Sequence[Colour],
+    colors: Sequence[Color],
     *,
     scores: NDArray[np.floating] | None = None,
     line_width: int | None = None,
@@ -87,7 +87,7 @@ def draw_boxes(
         image: uint8 [H, W, 3].
         boxes_xyxy: [D, 4]; one with nan or infinity is left out.
         labels: the words of each label, none for a box without label.
-        colours: in the channel order of the image.
+        colors: in the channel order of the image.
         scores: [D]; without them the smallest box is drawn last.
         line_width: in pixels, by default chosen from the image size.
     """
@@ -112,13 +112,13 @@ def draw_boxes(
     corners = np.round(clipped).astype(int).tolist()
 
     for number in order.tolist():
-        color = tuple(colours[number])
+        color = tuple(colors[number])
         _draw_box(image, tuple(corners[number]), color, line_width)
 
     for number in order.tolist():
         words = tuple(labels[number])
         if words:
-            color = tuple(colours[number])
+            color = tuple(colors[number])
             _draw_label(image, tuple(corners[number]), words, color, letter_size)
 
 
@@ -140,7 +140,7 @@ def text_size(width: int, height: int) -> int:
     return round(8 + min(width, height) / 80)
 
 
-def contrasting(colour: Colour) -> Colour:
+def contrasting(color: Color) -> Color:
     """Black for a bright color, white for a dark one.
 
     The order of the channels, RGB or BGR, makes no difference.
@@ -148,13 +148,13 @@ def contrasting(colour: Colour) -> Colour:
     >>> contrasting((255, 255, 0)), contrasting((37, 99, 235))
     ((0, 0, 0), (255, 255, 255))
     """
-    red_and_blue = (colour[0] + colour[2]) / 2
-    green = colour[1]
+    red_and_blue = (color[0] + color[2]) / 2
+    green = color[1]
     brightness = 0.413 * red_and_blue + 0.587 * green
     return BLACK if brightness > 140 else WHITE
 
 
-def _draw_box(image: NDArray[np.uint8], corners: Corners, color: Colour, line_width: int) -> None:
+def _draw_box(image: NDArray[np.uint8], corners: Corners, color: Color, line_width: int) -> None:
     """Draw a box between two thin lines of a contrasting color.
 
     So it is visible on a background of its color. The outer edge of the box is at `corners`. Small
@@ -172,7 +172,7 @@ def _draw_box(image: NDArray[np.uint8], corners: Corners, color: Colour, line_wi
     _draw_strips(image, corners, color, thick)
 
 
-def _draw_strips(image: NDArray[np.uint8], corners: Corners, color: Colour, thick: int) -> None:
+def _draw_strips(image: NDArray[np.uint8], corners: Corners, color: Color, thick: int) -> None:
     """Draw the four sides of a rectangle, inside its corners.
 
     cv2.rectangle would center thick lines on them.
@@ -187,7 +187,7 @@ def _draw_strips(image: NDArray[np.uint8], corners: Corners, color: Colour, thic
 
 
 def _draw_label(
-    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], color: Colour, size: int
+    image: NDArray[np.uint8], corners: Corners, words: tuple[str, ...], color: Color, size: int
 ) -> None:
     """Draw a label above a box, or inside it if there is no room above; never outside the image.
 
@@ -214,7 +214,7 @@ def _draw_label(
 
 
 @lru_cache(maxsize=512)
-def _shades(color: Colour) -> NDArray[np.uint8]:
+def _shades(color: Color) -> NDArray[np.uint8]:
     """The colors from a label's background to its text, [256, 3]."""
     weight = np.linspace(0, 1, 256)[:, None]
     mixed = (1 - weight) * color + weight * contrasting(color)

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from utils.images.opencv import cv2
 from utils.plots.annotate import draw_boxes, font_for, text_size
-from utils.plots.canvas import FAINT, colour_of, short_name, write_atomically
+from utils.plots.canvas import FAINT, color_of, short_name, write_atomically
 
 MOSAIC_SIDE = 1920  # pixels at most
 SMALL_IMAGE = 480  # images of fewer pixels are enlarged up to this long side
@@ -122,7 +122,7 @@ def _draw_tile(
         if scores is not None:
             words.append(f"{scores[number]:.2f}")
         labels.append(words)
-        colors.append(IGNORED if is_ignored else colour_of(class_id))
+        colors.append(IGNORED if is_ignored else color_of(class_id))
     draw_boxes(pixels, boxes, labels, colors, scores=scores)
     return Image.fromarray(pixels)
 

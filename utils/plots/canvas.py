@@ -30,7 +30,7 @@ FAINT = "#6b7480"
 GRID = "#e4e7eb"
 
 BLUE = "#2563eb"
-FIRST_COLOURS = (
+FIRST_COLORS = (
     "2563eb",
     "e8590c",
     "16a34a",
@@ -58,14 +58,14 @@ MAX_NAMED_TICKS = 80  # classes named along an axis
 MAX_DRAWN_CLASSES = 1000
 
 
-def colour_of(index: int) -> tuple[int, int, int]:
+def color_of(index: int) -> tuple[int, int, int]:
     """The color of a class: ten fixed ones, then hues a golden angle apart in three shades.
 
-    >>> colour_of(0), colour_of(1)
+    >>> color_of(0), color_of(1)
     ((37, 99, 235), (232, 89, 12))
     """
-    if 0 <= index < len(FIRST_COLOURS):
-        red, green, blue = bytes.fromhex(FIRST_COLOURS[index])
+    if 0 <= index < len(FIRST_COLORS):
+        red, green, blue = bytes.fromhex(FIRST_COLORS[index])
         return red, green, blue
 
     hue = index * (math.sqrt(5) - 1) / 2 % 1
@@ -191,9 +191,9 @@ def draw_no_data(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no data", fontsize=16, color=FAINT, **centered)
 
 
-def hex_colour(index: int) -> str:
+def hex_color(index: int) -> str:
     """The color of a class as matplotlib takes it, such as #2563eb."""
-    return "#{:02x}{:02x}{:02x}".format(*colour_of(index))
+    return "#{:02x}{:02x}{:02x}".format(*color_of(index))
 
 
 def name_ticks(

@@ -58,7 +58,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
             draw_no_data(axes)
             return
 
-        axes.imshow(_confusion_colours(drawn), interpolation="nearest", aspect="equal")
+        axes.imshow(_confusion_colors(drawn), interpolation="nearest", aspect="equal")
         name_ticks(axes, names, count, "x", last="background\n(false positive)")
         name_ticks(axes, names, count, "y", last="background\n(missed)")
         axes.set(xlabel="true class", ylabel="predicted class")
@@ -114,7 +114,7 @@ def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
     return shares
 
 
-def _confusion_colours(matrix: np.ndarray) -> np.ndarray:
+def _confusion_colors(matrix: np.ndarray) -> np.ndarray:
     """The color of each cell, [K + 1, K + 1, 3] in [0, 1]."""
     right_map = LinearSegmentedColormap.from_list("right", RIGHT_COLORS)
     wrong_map = LinearSegmentedColormap.from_list("wrong", WRONG_COLORS)

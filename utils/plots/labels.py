@@ -18,7 +18,7 @@ from utils.plots.canvas import (
     MAX_DRAWN_CLASSES,
     MAX_NAMED_TICKS,
     draw_no_data,
-    hex_colour,
+    hex_color,
     name_ticks,
     picture,
     short_name,
@@ -53,7 +53,7 @@ def plot_labels(
 
         _draw_class_counts(counts_axes, classes, names)
         centers = boxes[:, :2]
-        _draw_heat(centers_axes, centers, "box positions", "x of the centre", "y of the centre")
+        _draw_heat(centers_axes, centers, "box positions", "x of the center", "y of the center")
         centers_axes.invert_yaxis()
         _draw_heat(sizes_axes, boxes[:, 2:], "box sizes", "width", "height")
         _draw_boxes(boxes_axes, classes, boxes)
@@ -82,7 +82,7 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     if number > MAX_DRAWN_CLASSES:  # one outline instead of a bar and a color for each
         axes.stairs(counts, np.arange(number + 1) - 0.5, fill=True, color=BLUE)
     else:
-        colors = [hex_colour(int(k)) for k in order]
+        colors = [hex_color(int(k)) for k in order]
         axes.bar(np.arange(number), counts, width=0.8, color=colors)
 
     margin = max(0.7, 5 - number / 2)  # a single bar is not as wide as the picture
@@ -119,9 +119,9 @@ def _draw_boxes(axes: Axes, classes: np.ndarray, boxes: np.ndarray, most: int = 
     unit_outline = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
     sizes = boxes[picked, None, 2:]
     outlines = 0.5 + sizes * unit_outline
-    colors = [hex_colour(int(k)) for k in classes[picked]]
+    colors = [hex_color(int(k)) for k in classes[picked]]
     axes.add_collection(LineCollection(list(outlines), colors=colors, linewidths=0.7, alpha=0.35))
 
-    axes.set(title="boxes around one centre", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set(title="boxes around one center", xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color=GRID)

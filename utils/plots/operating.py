@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from utils.plots.canvas import BLUE, FAINT, INK, draw_no_data, hex_colour, picture, short_name
+from utils.plots.canvas import BLUE, FAINT, INK, draw_no_data, hex_color, picture, short_name
 
 MAX_NAMED_LINES = 20  # classes in the legend of a curve
 
@@ -133,7 +133,7 @@ def _draw_class_lines(
     lines = []
     labels = []
     for k in shown[np.argsort(values[shown], kind="stable")]:
-        lines += axes.plot(x, rows[k], color=hex_colour(int(k)), linewidth=1.2, alpha=0.8)
+        lines += axes.plot(x, rows[k], color=hex_color(int(k)), linewidth=1.2, alpha=0.8)
         label = f"{short_name(names, int(k))}  {values[k]:.3f}"
         # matplotlib before 3.10 leaves labels that begin with an underscore out of the legend
         labels.append(" " + label if label.startswith("_") else label)

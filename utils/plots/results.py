@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from utils.plots.canvas import draw_no_data, hex_colour, picture
+from utils.plots.canvas import draw_no_data, hex_color, picture
 
 
 def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
@@ -100,7 +100,7 @@ def _draw_history(
     for number, values in enumerate(columns.values()):
         x = epochs if len(epochs) == len(values) else np.arange(len(values))
         shown = np.isfinite(values)
-        color = hex_colour(number)
+        color = hex_color(number)
         marker = "o" if shown.sum() <= 25 else ""
         style: dict[str, Any] = {"marker": marker, "markersize": 3, "linewidth": 1.8}
         lines += axes.plot(x[shown], values[shown], color=color, **style)

@@ -1,4 +1,4 @@
-"""Pixels drawn by OpenCV: colours against a slow oracle, resizing, mixup, copy-paste, flips."""
+"""Pixels drawn by OpenCV: colors against a slow oracle, resizing, mixup, copy-paste, flips."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,10 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.draw import _scaled, colour_tables, draw
+from data.augment.draw import _scaled, color_tables, draw
 from data.augment.geometry import translation
 from data.augment.records import CanvasLayer, Paste, Plan, Tile
-from utils.images.letterbox import GREY
+from utils.images.letterbox import GRAY
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)
@@ -37,19 +37,19 @@ def test_drawing_converts_bgr_to_rgb() -> None:
     assert (draw(*identity_plan(image)) == image[:, :, ::-1]).all()
 
 
-def test_opencv_canvas_without_tiles_is_grey() -> None:
+def test_opencv_canvas_without_tiles_is_gray() -> None:
     plan = Plan((4, 6), (CanvasLayer(()),), NO_TARGETS)
-    assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GREY)).all()
+    assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GRAY)).all()
 
 
 @pytest.mark.parametrize(
     "gains", [(1.015, 1.7, 1.4), (0.985, 0.3, 0.6), (1.4, 1.0, 0.0), (0.0, 2.5, 1.5)]
 )
-def test_hsv_scaling_equals_colour_tables(gains: tuple[float, float, float]) -> None:
+def test_hsv_scaling_equals_color_tables(gains: tuple[float, float, float]) -> None:
     hsv = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     scaled = _scaled(hsv, gains, np.empty_like(hsv)).astype(int)
     scaled[..., 0] %= 180
-    assert (scaled.reshape(256, 3)[:180] == colour_tables(gains)[:180]).all()
+    assert (scaled.reshape(256, 3)[:180] == color_tables(gains)[:180]).all()
 
 
 @pytest.mark.parametrize("up", [False, True])
@@ -61,7 +61,7 @@ def test_flips_reverse_rows_and_columns(up: bool, left: bool) -> None:
     assert drawn.flags.c_contiguous
 
 
-def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[int]:
+def slow_colors(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[int]:
     """Return red, green, blue of one pixel (blue, green, red), computed one by one; OpenCV only
     converts.
     """
@@ -83,7 +83,7 @@ def slow_colours(pixel: np.ndarray, gains: tuple[float, float, float]) -> list[i
 def test_hsv_gains_equal_slow_per_pixel_computation(gains: tuple[float, float, float]) -> None:
     image = noise(17, 13, seed=2)
     drawn = draw(*identity_plan(image.copy(), hsv=gains))
-    slow = np.array([[slow_colours(pixel, gains) for pixel in row] for row in image])
+    slow = np.array([[slow_colors(pixel, gains) for pixel in row] for row in image])
     assert (
         np.abs(drawn.astype(int) - slow).max() <= 1
     )  # OpenCV uses different instructions for one pixel and for many
@@ -142,7 +142,7 @@ def test_opencv_warp_by_whole_pixels_copies_pixels() -> None:
         rest = np.delete(
             drawn.reshape(-1, 3), [y * 10 + x for y in range(1, 8) for x in range(2, 9)], 0
         )
-        assert (rest == GREY).all()  # except the row and the column at the tile's border
+        assert (rest == GRAY).all()  # except the row and the column at the tile's border
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2.0, 3.0])
@@ -169,7 +169,7 @@ def test_tiles_and_pastes_outside_canvas_are_not_drawn(where: tuple[float, float
         (Tile(0, (0, 0, 8, 8), translation(*where)),),
         (Paste(0, (0, 0, 8, 8), outline, translation(*where)),),
     )
-    assert (draw(Plan((20, 20), (layer,), NO_TARGETS), lambda _: noise(8, 8)) == GREY).all()
+    assert (draw(Plan((20, 20), (layer,), NO_TARGETS), lambda _: noise(8, 8)) == GRAY).all()
 
 
 def test_paste_is_clipped_to_its_outline_and_region() -> None:

@@ -24,7 +24,7 @@ from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
 from data.labels import LabelsBuilder
 from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
 from utils.distributed.torch_compile import compile_or_fall_back
-from utils.images.letterbox import GREY
+from utils.images.letterbox import GRAY
 
 EYE = np.eye(3)
 NO_TARGETS = np.zeros((0, 5), np.float32)
@@ -53,12 +53,12 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def grey(*rows: Sequence[int]) -> np.ndarray:
+def gray(*rows: Sequence[int]) -> np.ndarray:
     return np.array(rows, np.uint8)[:, :, None].repeat(3, 2)
 
 
 def photo_like_image(height: int, width: int, seed: int) -> np.ndarray:
-    """Return an image of smooth colours with some fine grain, similar to a photograph."""
+    """Return an image of smooth colors with some fine grain, similar to a photograph."""
     random, image = np.random.default_rng(seed), np.full((height, width, 3), 110.0)
     for step, strength in ((48, 80), (12, 40), (3, 15)):
         coarse = random.standard_normal((height // step + 2, width // step + 2, 3))
@@ -101,10 +101,10 @@ def test_unscaled_image_is_copied_as_rgb(up: bool, left: bool) -> None:
     assert batch.flags.c_contiguous
 
 
-def test_device_canvas_without_tiles_is_grey() -> None:
+def test_device_canvas_without_tiles_is_gray() -> None:
     image = noise(4, 6)
     for plans in ([plan_of((4, 6))], [plan_of((4, 6)), identity_plan(image)]):
-        assert (draw_on_device(plans, [image])[0] == np.full((4, 6, 3), GREY)).all()
+        assert (draw_on_device(plans, [image])[0] == np.full((4, 6, 3), GRAY)).all()
 
 
 @pytest.mark.parametrize("plans", [[], [plan_of((32, 64))] * 2])
@@ -118,29 +118,29 @@ def test_draw_batch_shape_without_plans_or_tiles(plans: list[Plan]) -> None:
     )
 
 
-def test_upscaling_interpolates_linearly_between_pixel_centres() -> None:
+def test_upscaling_interpolates_linearly_between_pixel_centers() -> None:
     # Four pixels from two: (x + 0.5) / 2 - 0.5 is -0.25, 0.25, 0.75, 1.25, clipped to 0 and 1 at
     # the borders. So the row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30,
     # 40.
-    image = grey([0, 100], [40, 140])
+    image = gray([0, 100], [40, 140])
     shown = draw_on_device([plan_of((4, 4), upright_tile(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
-    assert (shown[0] == grey(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
+    assert (shown[0] == gray(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
 
 
 def test_downscaling_averages_the_two_nearest_pixels() -> None:
     # Two pixels from four: (x + 0.5) * 2 - 0.5 is 0.5 and 2.5.
-    image = grey([10, 20, 90, 110], [10, 20, 90, 110])
+    image = gray([10, 20, 90, 110], [10, 20, 90, 110])
     shown = draw_on_device([plan_of((2, 2), upright_tile(0, (0, 0, 4, 2), (0, 0, 2, 2)))], [image])
-    assert (shown[0] == grey([15, 100], [15, 100])).all()
+    assert (shown[0] == gray([15, 100], [15, 100])).all()
 
 
 def test_crop_does_not_read_pixels_outside_it() -> None:
-    # The crop 10, 20 of a white image, at double size in the centre of the canvas: 10, 12.5, 17.5,
+    # The crop 10, 20 of a white image, at double size in the center of the canvas: 10, 12.5, 17.5,
     # 20.
-    image = grey([255] * 4, [255, 10, 20, 255], [255] * 4)
+    image = gray([255] * 4, [255, 10, 20, 255], [255] * 4)
     shown = draw_on_device([plan_of((4, 8), upright_tile(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
-    row = [GREY, GREY, 10, 13, 18, 20, GREY, GREY]
-    assert (shown[0] == grey([GREY] * 8, row, row, [GREY] * 8)).all()
+    row = [GRAY, GRAY, 10, 13, 18, 20, GRAY, GRAY]
+    assert (shown[0] == gray([GRAY] * 8, row, row, [GRAY] * 8)).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1)])
@@ -157,7 +157,7 @@ def test_images_one_pixel_wide_or_high_match_opencv(shape: tuple[int, int], warp
 
 def test_device_warp_by_whole_pixels_copies_pixels() -> None:
     image = noise(6, 6)
-    expected = np.full((9, 10, 3), GREY)
+    expected = np.full((9, 10, 3), GRAY)
     expected[1:7, 2:8] = image[:, :, ::-1]
     assert (
         draw_on_device([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0]
@@ -175,7 +175,7 @@ def test_quarter_turn_equals_rot90() -> None:
 
 @pytest.mark.parametrize("warped", [False, True])
 def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
-    images = [grey([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
+    images = [gray([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
     targets = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
     tiles = [
         upright_tile(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2))
@@ -191,7 +191,7 @@ def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
 
 def test_device_mixup_is_a_weighted_mean_of_mixed_samples_only() -> None:
     # 0.3 * 100 + 0.7 * 201 = 170.7
-    images = [grey([100, 100]), grey([201, 201])]
+    images = [gray([100, 100]), gray([201, 201])]
     first, second = (CanvasLayer((upright_tile(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
     plans = [
         Plan((1, 2), layers, NO_TARGETS, mix=0.3)
@@ -219,7 +219,7 @@ def test_device_hue_wraps_around() -> None:
 def slow_pixel(
     image: np.ndarray, box: tuple[int, int, int, int], x: float, y: float
 ) -> list[float]:
-    """Interpolate between the four pixels around (x, y), with integers at pixel centres, clipped to
+    """Interpolate between the four pixels around (x, y), with integers at pixel centers, clipped to
     the box; RGB.
     """
     x, y = min(max(x, box[0]), box[2] - 1), min(max(y, box[1]), box[3] - 1)
@@ -231,10 +231,10 @@ def slow_pixel(
 
 
 def slow_tile(tile: Tile, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a canvas with one tile on grey, [H, W, 3] float; NaN within a pixel of the edges of a
+    """Return a canvas with one tile on gray, [H, W, 3] float; NaN within a pixel of the edges of a
     warped tile.
     """
-    canvas = np.full((*size, 3), float(GREY))
+    canvas = np.full((*size, 3), float(GRAY))
     limits = np.array(tile.region if tile.target else (0, 0, image.shape[1], image.shape[0]))
     for y, x in np.ndindex(*size):
         source = transformed(np.array([[x + 0.5, y + 0.5]]), np.linalg.inv(tile.matrix))[0]
@@ -275,7 +275,7 @@ def test_device_tiles_equal_slow_interpolation(tile: Tile, flipped: bool) -> Non
     slow = slow_tile(tile, image, size)[:: -1 if flipped else 1, :: -1 if flipped else 1]
     defined = ~np.isnan(slow)
     assert defined.mean() > 0.6
-    assert ((slow != GREY) & defined).sum() > 50
+    assert ((slow != GRAY) & defined).sum() > 50
     assert np.abs(shown - slow)[defined].max() <= 0.51
 
 
@@ -396,7 +396,7 @@ def test_drawn_sample_does_not_depend_on_its_batch() -> None:
     assert (draw_on_device(plans[::-1], IMAGES) == alone[::-1]).all()
 
 
-def test_sample_without_hsv_gains_keeps_colours_in_mixed_batch() -> None:
+def test_sample_without_hsv_gains_keeps_colors_in_mixed_batch() -> None:
     image = noise(16, 16)
     shown = draw_on_device([identity_plan(image, hsv=HSV_GAINS), identity_plan(image)], [image])
     assert (shown[1] == image[:, :, ::-1]).all()

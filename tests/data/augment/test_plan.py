@@ -95,7 +95,7 @@ def white_object(labels: Labels, row: int, index: int) -> np.ndarray:
 def hull_of_white(image: np.ndarray) -> np.ndarray | None:
     ys, xs = np.nonzero(
         image[:, :, 0] > 184
-    )  # more than halfway from the grey of the canvas to white
+    )  # more than halfway from the gray of the canvas to white
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) if len(xs) else None
 
 
@@ -523,7 +523,7 @@ def test_augmentation_probabilities_are_respected() -> None:
     )
 
 
-def test_colour_gains_stay_within_their_strengths() -> None:
+def test_color_gains_stay_within_their_strengths() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(hsv_h=0.015, hsv_s=0.7, hsv_v=0.4), 0)
     gains = np.array([planner.plan(e, 0, (SIDE, SIDE), mosaic=True).hsv for e in range(300)])
     assert (np.abs(gains - 1).max(0) <= [0.015, 0.7, 0.4]).all()

@@ -1,4 +1,4 @@
-"""Damaged videos, intact videos with a wrong frame count, and containers that are recognised by
+"""Damaged videos, intact videos with a wrong frame count, and containers that are recognized by
 their first bytes.
 """
 
@@ -228,7 +228,7 @@ def test_environment_is_as_before(avi, monkeypatch):
         ("a.vob", "mpg1", "mpeg"),
     ],
 )
-def test_container_is_recognised_and_its_length_is_right(tmp_path, name, fourcc, container):
+def test_container_is_recognized_and_its_length_is_right(tmp_path, name, fourcc, container):
     path = write_noise(tmp_path / name, 30, fourcc=fourcc)
     assert path.suffix in VIDEO_SUFFIXES
     assert container_of(path.read_bytes()[:HEAD_BYTES]) == container

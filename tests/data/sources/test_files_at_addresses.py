@@ -17,7 +17,7 @@ from data.sources import FrameSource, open_source
 from data.sources.repeats import MAX_FRAMES, MIN_FRAMES, Beginning
 from models.image_inputs import read_input
 from tests.data.sources.test_live_streams import FAST, WAIT_S, motion_jpeg, slow, stream_threads
-from tests.support.clips import frame_number, grey, jpeg, write_clip
+from tests.support.clips import frame_number, gray, jpeg, write_clip
 from tests.support.scripted_server import Answer, Handler, file_answer, fixed_answer, raw_answer
 from utils.images.decode import decode_bgr
 from utils.images.detections import Frame
@@ -279,7 +279,7 @@ def test_video_without_frame_count_is_read_once_and_completely(opened, said, tmp
 @pytest.mark.parametrize("send", [file_answer, chunked])
 def test_gif_is_read_once_and_completely(opened, said, tmp_path, send):
     image = pytest.importorskip("PIL.Image")
-    first, *rest = (image.fromarray(grey(3 * number)) for number in range(1, 7))
+    first, *rest = (image.fromarray(gray(3 * number)) for number in range(1, 7))
     first.save(tmp_path / "a.gif", save_all=True, append_images=rest, duration=100, loop=0)
     data = (tmp_path / "a.gif").read_bytes()
     answer = chunked(data, "image/gif") if send is chunked else file_answer(data)
@@ -331,7 +331,7 @@ def test_connections_that_hold_are_not_counted(opened, said):
 
 
 def give(beginning: Beginning, levels: list[int]) -> int:
-    """Give frames of these grey levels as one connection, as long as they are wanted; return how
+    """Give frames of these gray levels as one connection, as long as they are wanted; return how
     many were.
     """
     beginning.connect()

@@ -11,7 +11,7 @@ import pytest
 from data.sources import open_source
 from data.sources.containers import presented_ms
 from data.sources.video import Reading
-from tests.support.clips import grey, write_clip, write_noise
+from tests.support.clips import gray, write_clip, write_noise
 
 
 def read(path: Path) -> tuple[list[int | None], list[str], int]:
@@ -96,7 +96,7 @@ def test_uneven_frame_rate_is_reported(tmp_path):
     Frame 31 comes after 30 x 20 = 600 ms; at an even rate it would come after 30 / 6.25 = 4.8 s.
     """
     image = pytest.importorskip("PIL.Image")
-    first, *rest = (image.fromarray(grey(1 + number % 25)) for number in range(35))
+    first, *rest = (image.fromarray(gray(1 + number % 25)) for number in range(35))
     first.save(
         tmp_path / "a.gif",
         save_all=True,
@@ -159,7 +159,7 @@ def test_codec_without_decoder_is_named(tmp_path):
 
 def recording_with_cover(seconds: int = 2) -> bytes:
     """Return an .mp4 without video that has a JPEG as its cover picture."""
-    picture = cv2.imencode(".jpg", grey(5))[1].tobytes()
+    picture = cv2.imencode(".jpg", gray(5))[1].tobytes()
     cover = box(b"covr", box(b"data", struct.pack(">II", 13, 0), picture))  # 13: JPEG
     handler = box(b"hdlr", bytes(8), b"mdirappl", bytes(9))
     header = box(b"mvhd", bytes(12), struct.pack(">II", 1000, 1000 * seconds), bytes(80))

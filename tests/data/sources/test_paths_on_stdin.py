@@ -12,7 +12,7 @@ import cv2
 import pytest
 
 from data.sources import open_source
-from tests.support.clips import frame_number, grey, write_clip
+from tests.support.clips import frame_number, gray, write_clip
 
 WAIT_S = 5.0
 
@@ -29,7 +29,7 @@ def pipe() -> Iterator[tuple[TextIO, int]]:
 def images(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{number}.png" for number in (1, 2, 3)]
     for number, path in enumerate(paths, 1):
-        cv2.imwrite(str(path), grey(number))
+        cv2.imwrite(str(path), gray(number))
     return paths
 
 

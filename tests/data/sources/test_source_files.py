@@ -8,7 +8,7 @@ import pytest
 
 from data.sources import FrameSource, open_source
 from data.sources.capture import frames_per_second
-from tests.support.clips import frame_number, grey, write_clip
+from tests.support.clips import frame_number, gray, write_clip
 from utils.files.folders import new_run_folder
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def write_image(path: Path, number: int = 1) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(os.fspath(path.with_suffix(".png")), grey(number))
+    assert cv2.imwrite(os.fspath(path.with_suffix(".png")), gray(number))
     os.replace(path.with_suffix(".png"), path)  # a decoder goes by the contents, not by the suffix
     return path
 
@@ -87,7 +87,7 @@ def test_video_streams_without_frame_count_give_all_frames(tmp_path, said, name)
 
 def test_gif_is_a_video(tmp_path, said):
     image = pytest.importorskip("PIL.Image")
-    first, *rest = (image.fromarray(grey(10 * number)) for number in (1, 2, 3))
+    first, *rest = (image.fromarray(gray(10 * number)) for number in (1, 2, 3))
     first.save(tmp_path / "a.gif", save_all=True, append_images=rest, duration=100, loop=0)
     source = open_source(str(tmp_path / "a.gif"), say=said.append)
     assert [(name, number) for name, number, _ in summary(source)] == [

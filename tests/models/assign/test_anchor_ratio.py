@@ -17,7 +17,7 @@ def target_row(image: int, class_id: int, cx: float, cy: float, w: float, h: flo
 
 
 def random_targets(count: int, seed: int, images: int = IMAGES, side: float = 64.0) -> torch.Tensor:
-    """Return targets on quarter pixels, so that many are at cell borders and centres; classes from
+    """Return targets on quarter pixels, so that many are at cell borders and centers; classes from
     -1 to 3.
     """
     g = torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def slow_matches(
 
 
 def test_anchor_matches_by_hand():
-    # Stride 8. Centre (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3. x: 2.5 - 2 =
+    # Stride 8. Center (20, 30) px is (2.5, 3.75) in cells; own cell column 2, row 3. x: 2.5 - 2 =
     # 0.5, not below: the next column 3. y: 0.75: the next row 4. Size 40 x 26 px. Ratios to 10 x
     # 13: 4 and 2; 4 is the limit, so no match. To 16 x 30: 2.5, 30/26. To 33 x 23: 40/33, 26/23.
     targets = torch.tensor([target_row(1, 2, 20, 30, 40, 26)])
@@ -103,7 +103,7 @@ def test_anchor_matches_by_hand():
         (3, 2, [0.5, 0.75]),
         (3, 3, [-0.5, 0.75]),
         (4, 2, [0.5, -0.25]),
-    ]  # row, column, centre in the cell
+    ]  # row, column, center in the cell
     expected = [
         ((1, row, column, a), 2, [*center, *sizes], [w / 8, h / 8])
         for a, (w, h) in ((1, (16, 30)), (2, (33, 23)))
@@ -136,7 +136,7 @@ def test_anchor_matches_on_non_square_grid_equal_slow_loops():
 @pytest.mark.parametrize(
     ("center", "cells"),  # stride 8, 4 x 4 cells; cells as (column, row)
     [
-        ((1, 1), {(0, 0)}),  # the neighbours are outside the grid
+        ((1, 1), {(0, 0)}),  # the neighbors are outside the grid
         ((31, 31), {(3, 3)}),
         ((1, 31), {(0, 3)}),
         (
@@ -152,7 +152,7 @@ def test_anchor_matches_on_non_square_grid_equal_slow_loops():
         ((37, 16), set()),  # 37 / 8 - 3 = 1.625 is not
     ],
 )
-def test_matched_cells_at_borders_and_cell_centres(center, cells):
+def test_matched_cells_at_borders_and_cell_centers(center, cells):
     found = match_level(
         torch.tensor([target_row(0, 0, *center, 10, 13)]), ANCHORS[:1], 8, IMAGES, (4, 4), 4.0
     )
@@ -160,7 +160,7 @@ def test_matched_cells_at_borders_and_cell_centres(center, cells):
     assert got == cells
 
 
-def test_matched_cells_can_predict_the_box_centre():
+def test_matched_cells_can_predict_the_box_center():
     found = match_level(random_targets(200, 11), ANCHORS, 8, IMAGES, (8, 8), 4.0)
     centers = found.boxes[found.valid, :2]
     assert centers.min() >= -0.5

@@ -8,7 +8,7 @@ from models.assign.levels import per_level
 
 
 def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
-    """Return targets on quarter pixels, so that many edges are at cell centres; classes from -1 to
+    """Return targets on quarter pixels, so that many edges are at cell centers; classes from -1 to
     3.
     """
     g = torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ def slow_ignored(
 
 
 def test_ignored_cells_by_hand():
-    # Centres are at 4, 12, 20, 28 px. The region contains 12 and 20 in x from 4 to 21 (4 is on its
+    # Centers are at 4, 12, 20, 28 px. The region contains 12 and 20 in x from 4 to 21 (4 is on its
     # edge), and 4 in y from 0 to 12.
     (ignored,) = ignored_cells(torch.tensor([[1.0, -1, 4, 0, 21, 12]]), 2, [8], [(4, 4)])
     assert ignored.nonzero().tolist() == [[1, 0, 1], [1, 0, 2]]

@@ -39,11 +39,11 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes around their cells, objectness and class logits."""
     g = torch.Generator().manual_seed(seed)
     points = torch.tensor(cells())
-    centres = points[:, :2] + torch.randn(images, len(points), 2, generator=g) * points[:, 2:] * 0.5
+    centers = points[:, :2] + torch.randn(images, len(points), 2, generator=g) * points[:, 2:] * 0.5
     sizes = points[:, 2:] * torch.exp(torch.randn(images, len(points), 2, generator=g) * 0.5) * 3
     objectness = torch.randn(images, len(points), generator=g)
     return (
-        to_xyxy(torch.cat([centres, sizes], -1)),
+        to_xyxy(torch.cat([centers, sizes], -1)),
         objectness,
         torch.randn(images, len(points), CLASSES, generator=g),
     )
@@ -144,10 +144,10 @@ def test_assignment_equals_slow_loops(seed, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "centre", [(1.0, 1.0), (191.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0), (96.0, 127.0)]
+    "center", [(1.0, 1.0), (191.0, 64.0), (64.0, 64.0), (60.0, 4.0), (8.0, 120.0), (96.0, 127.0)]
 )
-def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(centre):
-    targets = torch.tensor([[0, 1, centre[0] - 1, centre[1] - 1, centre[0] + 1, centre[1] + 1]])
+def test_boxes_at_borders_of_image_and_cells_equal_slow_loops(center):
+    targets = torch.tensor([[0, 1, center[0] - 1, center[1] - 1, center[0] + 1, center[1] + 1]])
     predictions = random_predictions(1, 5)
     predictions[0][..., :] = torch.tensor([0.0, 0, WIDTH, HEIGHT])  # IoU is small: one prediction
     assert assigned(*predictions, targets) == slow_simota(*predictions, targets)
@@ -166,7 +166,7 @@ def test_empty_and_inverted_boxes_are_not_assigned():
 
 
 def test_prediction_taken_by_two_boxes_is_given_to_the_cheaper_one():
-    # Two boxes around one centre; every prediction equals the first box, so its cost is lower for
+    # Two boxes around one center; every prediction equals the first box, so its cost is lower for
     # the first one.
     targets = torch.tensor([[0, 0, 40.0, 40, 80, 80], [0, 0, 44.0, 44, 76, 76]])
     boxes, objectness, classes = random_predictions(1, 0)

@@ -42,7 +42,7 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     strides = torch.tensor(
         [float(s) for s in STRIDES for _ in range((SIDE // s) ** 2)], dtype=torch.float64
     )[:, None]
-    centres = (
+    centers = (
         points + torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) * strides / 2
     )
     sizes = (
@@ -51,7 +51,7 @@ def random_predictions(images: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         * torch.exp(torch.randn(images, len(points), 2, generator=g, dtype=torch.float64) / 2)
     )
     logits = torch.randn(images, len(points), CLASSES, generator=g, dtype=torch.float64)
-    return to_xyxy(torch.cat([centres, sizes], -1)), logits, points
+    return to_xyxy(torch.cat([centers, sizes], -1)), logits, points
 
 
 def random_targets(count: int, images: int, seed: int) -> Tensor:
@@ -234,7 +234,7 @@ def test_boxes_of_one_image_do_not_change_another():
 POINTS = middles(16, (8,))  # (4, 4), (12, 4), (4, 12), (12, 12)
 BOX = [0.0, 0, 16, 16]
 SHIFTED = [4.0, 0, 20, 16]
-# IoU of BOX and SHIFTED: 12 * 16 / (2 * 256 - 192) = 192 / 320 = 0.6. Centres 4 px apart, hull 20 x
+# IoU of BOX and SHIFTED: 12 * 16 / (2 * 256 - 192) = 192 / 320 = 0.6. Centers 4 px apart, hull 20 x
 # 16: 16 / 656. The shapes are equal: CIoU = 0.6 - 0.024390 = 0.575610.
 SHIFTED_CIOU = 0.6 - 16 / 656
 AWAY = [100.0, 100, 116, 116]

@@ -45,7 +45,7 @@ def test_augmented_views_map_boxes_back_to_the_image():
             )
 
     images = torch.zeros(1, 3, 96, 160)
-    images[0, :, 30:36, 50:56] = 1  # centre (53, 33)
+    images[0, :, 30:36, 50:56] = 1  # center (53, 33)
     boxes, scores, raw = AugmentedViews(Brightest()).predict(images)
     assert raw is None
     assert boxes.shape == (1, 3, 4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.attention import Attention, AttentionBlock
-from tests.models.blocks.test_blocks import randomise_statistics
+from tests.models.blocks.test_blocks import randomize_statistics
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def random_map(channels: int, *, images: int = 2, height: int = 3, width: int = 
 
 
 def prepared(block: nn.Module) -> nn.Module:
-    randomise_statistics(block)
+    randomize_statistics(block)
     return block.eval()
 
 

@@ -14,7 +14,7 @@ from models.blocks.registry import LAYERS
 from models.blocks.resizing import SPP, SPPF, MaxPool, Upsample, ZeroPad
 
 
-def randomise_statistics(module: nn.Module) -> None:
+def randomize_statistics(module: nn.Module) -> None:
     """Set the statistics and weights of every BatchNorm to values other than 0 and 1."""
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
@@ -141,7 +141,7 @@ def test_blocks_accept_empty_batch(layer):
 
 def test_fused_conv_is_equivalent_and_fusing_is_idempotent():
     conv, x = Conv(3, 8, 3, 2), torch.randn(2, 3, 9, 9)
-    randomise_statistics(conv)
+    randomize_statistics(conv)
     expected = conv.eval()(x)
     conv.fuse()
     fused = conv.conv

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from models.blocks.convolutions import Conv, LinearConv
 from models.blocks.cross_stage import C2PSA, Bottleneck, C2f, C3k, C3k2, WideBottleneck
 from models.blocks.resizing import SPPF
-from tests.models.blocks.test_blocks import randomise_statistics
+from tests.models.blocks.test_blocks import randomize_statistics
 from tests.models.test_detector import build_meta
 
 # Parameters of the rows that have any: the backbone's and the neck's.
@@ -43,7 +43,7 @@ def _seed() -> None:
 
 
 def prepared(block: nn.Module) -> nn.Module:
-    randomise_statistics(block)
+    randomize_statistics(block)
     return block.eval()
 
 

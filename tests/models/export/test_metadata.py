@@ -25,8 +25,8 @@ def test_metadata_survives_a_round_trip(model):
 
 def test_json_states_input_and_outputs_for_other_programs():
     values = json.loads(MODEL.to_json())
-    assert values["input"]["colours"] == "RGB"
-    assert (values["input"]["grey"], values["input"]["range"], values["stride"]) == (
+    assert values["input"]["colors"] == "RGB"
+    assert (values["input"]["gray"], values["input"]["range"], values["stride"]) == (
         114,
         [0, 1],
         32,

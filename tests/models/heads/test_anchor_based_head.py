@@ -23,7 +23,7 @@ def sigma(logit: float) -> float:
 
 def test_anchor_based_decode_by_hand():
     # Cell (x 2, y 1), stride 8, anchor 10 x 20, raw (0, ln 3, ln 3, 0): sigmas 1/2, 3/4, 3/4, 1/2.
-    # centre x = (2 * 1/2 - 0.5 + 2) * 8 = 20, y = (2 * 3/4 - 0.5 + 1) * 8 = 16
+    # center x = (2 * 1/2 - 0.5 + 2) * 8 = 20, y = (2 * 3/4 - 0.5 + 1) * 8 = 16
     # width = (2 * 3/4)^2 * 10 = 22.5, height = (2 * 1/2)^2 * 20 = 20
     raw = torch.zeros(1, 1, 2, 3, 4)
     raw[0, 0, 1, 2] = torch.tensor([0, log(3), log(3), 0])
@@ -101,7 +101,7 @@ def test_anchor_based_decode_accepts_empty_batch():
     assert scores.shape == (0, 3 * 20, 3)
 
 
-def test_init_biases_adds_to_torch_initialisation():
+def test_init_biases_adds_to_torch_initialization():
     head = make_head()
     before = [conv.bias.detach().clone() for conv in head.m]
     head.init_biases()

@@ -68,10 +68,10 @@ def test_anchor_free_decode_by_hand():
     ]
     raw[0][1][0, 1, 0, 1] = math.log(3)
     boxes, scores = head.decode(raw)
-    # Stride 8: centre of row 0, column 1 is x 12, y 4, and one stride away on each side 4 to 20, -4
+    # Stride 8: center of row 0, column 1 is x 12, y 4, and one stride away on each side 4 to 20, -4
     # to 12.
     torch.testing.assert_close(boxes[0, 1], torch.tensor([4.0, -4, 20, 12]))
-    # Stride 16: centre 8, 8, two strides: -24 to 40.
+    # Stride 16: center 8, 8, two strides: -24 to 40.
     torch.testing.assert_close(boxes[0, 4], torch.tensor([-24.0, -24, 40, 40]))
     torch.testing.assert_close(scores[0, 1], torch.tensor([0.5, 0.75, 0.5]))
     assert boxes.dtype == scores.dtype == torch.float32

@@ -17,7 +17,7 @@ def head() -> DecoupledHead:
 
 def test_decoupled_decode_by_hand(head):
     raw = [torch.zeros(1, 2, 3, 8), torch.zeros(1, 1, 1, 8)]
-    # Stride 8, row 1, column 2: centre (2 + 0.5, 1 - 0.25) cells = (20, 6) px, size (e^0, e^ln 2)
+    # Stride 8, row 1, column 2: center (2 + 0.5, 1 - 0.25) cells = (20, 6) px, size (e^0, e^ln 2)
     # cells = (8, 16) px.
     raw[0][0, 1, 2] = torch.tensor([0.5, -0.25, 0, math.log(2), 0, 0, math.log(3), -math.log(3)])
     boxes, scores = head.decode(raw)

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.detector import count_parameters
 from models.heads.distance import DistanceHead, DualDistanceHead, boxes_around, sides_of
 from models.weights.transfer import transfer
-from tests.models.test_detector import build_meta, randomise_statistics
+from tests.models.test_detector import build_meta, randomize_statistics
 
 # Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins
 # stand for.
@@ -45,7 +45,7 @@ C = 3
 
 def make_head(kind: type[DistanceHead] = DistanceHead, *args: Any) -> DistanceHead:
     torch.manual_seed(0)
-    return randomise_statistics(kind(CHANNELS, C, *args, strides=[Fraction(8), Fraction(16)]))
+    return randomize_statistics(kind(CHANNELS, C, *args, strides=[Fraction(8), Fraction(16)]))
 
 
 def random_features() -> list[Tensor]:

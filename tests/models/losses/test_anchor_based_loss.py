@@ -212,8 +212,8 @@ def test_loss_rejects_more_than_five_levels():
 
 def test_anchor_based_loss_by_hand():
     # One image of 64 px, one level of stride 8, one anchor 16 x 16, all logits 0, one class. Target
-    # 16 x 16 px at centre (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbours
-    # are the next column and the next row. Each predicted box has its centre at the cell + 0.5 and
+    # 16 x 16 px at center (28, 28), in cells (3.5, 3.5): the middle of a cell, so the neighbors
+    # are the next column and the next row. Each predicted box has its center at the cell + 0.5 and
     # the anchor's size, 2 x 2 cells. The own cell has IoU 1, the others are one cell off: overlap
     # 2, union 6, IoU 1/3, rho^2 = 1, enclosing box 3 x 2, so c^2 = 13 and CIoU = 1/3 - 1/13 =
     # 0.256410. box = (0 + 2 * (1 - 0.256410)) / 3 * 0.05 * 3 = 0.0743590 obj = -mean ln 0.5 for any
@@ -242,7 +242,7 @@ def test_ignored_cells_train_objectness_only_where_matched():
         maps[0][..., :4] = -20
     targets = torch.tensor(
         [[0.0, -1, 0, 0, 64, 64], [0, 1, 20, 16, 36, 46]]
-    )  # centre (28, 31): cell 3, 3
+    )  # center (28, 31): cell 3, 3
     make_loss()(maps, targets)["obj"].backward()
     has_gradient = maps[0].grad[0, :, :, :, 4] != 0
     # 16 x 30 px matches the anchors 10 x 13, 16 x 30 and 33 x 23. (3.5, 3.875): the next column and
@@ -324,7 +324,7 @@ def test_mean_of_local_losses_differs_from_batch_loss():
     loss, maps, targets = make_loss(), random_maps(4), random_targets(15, 4)
     local = [
         values(loss(*part)) for part in split_batch(maps, targets, 1)
-    ]  # each normalised by its own counts
+    ]  # each normalized by its own counts
     full_batch = values(loss(maps, targets))
     for name in ("box", "cls"):
         assert (
@@ -399,7 +399,7 @@ def test_half_precision_maps_are_computed_in_float32(dtype):
 @pytest.mark.parametrize("num_classes", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(s) or "plain")
 def test_float64_maps_are_computed_in_float64(settings, num_classes):
-    # Corners on quarter pixels: centres and sizes in cells are exact in the targets' float32.
+    # Corners on quarter pixels: centers and sizes in cells are exact in the targets' float32.
     maps, targets = random_maps(2, num_classes), (random_targets(8, 2, num_classes) * 4).round() / 4
     loss = make_loss(num_classes, **settings)
     single = values(loss(maps, targets))
@@ -472,7 +472,7 @@ def test_loss_gradients_equal_finite_differences(focal_gamma):
     targets, own = (
         torch.tensor([[0.0, 2, 31, 22, 47, 52]]),
         (0, 1, 4, 4),
-    )  # 16 x 30 px as anchor 1; centre in cell 4, 4
+    )  # 16 x 30 px as anchor 1; center in cell 4, 4
     maps[0][own][:4] = torch.tensor([0.3, -0.2, 0.4, 0.4])
     maps = [raw.requires_grad_() for raw in maps]
     terms = loss(maps, targets)

@@ -45,9 +45,9 @@ def some_targets(number: int) -> Tensor:
     random = torch.Generator().manual_seed(number)
     image = torch.randint(0, IMAGES, (number, 1), generator=random)
     class_id = torch.randint(-1, CLASSES, (number, 1), generator=random)
-    centres = torch.rand(number, 2, generator=random) * SIDE
+    centers = torch.rand(number, 2, generator=random) * SIDE
     sides = 4 + torch.rand(number, 2, generator=random) * SIDE / 2
-    return pad_targets(torch.cat([image, class_id, centres - sides / 2, centres + sides / 2], 1))
+    return pad_targets(torch.cat([image, class_id, centers - sides / 2, centers + sides / 2], 1))
 
 
 def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> list[Tensor]:

@@ -19,7 +19,7 @@ from models.losses.distance import (
     DualDistanceLoss,
     bin_entropy,
     fixed_point_sums,
-    normalisers,
+    normalizers,
 )
 from tests.models.assign.test_task_aligned import (
     CLASSES,
@@ -259,7 +259,7 @@ def test_no_boxes_train_only_negatives(bins):
     maps = [level.requires_grad_() for level in random_maps(2, bins)]
     terms = DistanceLoss(STRIDES, bins)(maps, pad_targets(torch.zeros(0, 6)))
     logits = torch.cat([level[..., 4 * bins :].flatten() for level in maps])
-    # Nothing is wanted: the normaliser is 1, and the gain 0.5.
+    # Nothing is wanted: the normalizer is 1, and the gain 0.5.
     assert values(terms) == {
         "box": 0,
         "cls": pytest.approx(F.softplus(logits).sum().item() / 2, rel=1e-12),
@@ -307,7 +307,7 @@ def test_gains_are_those_of_authors_times_given_ones_relative_to_defaults(bins):
     assert own == pytest.approx(authors, rel=1e-12)
 
 
-def test_normaliser_is_exact_and_at_least_one():
+def test_normalizer_is_exact_and_at_least_one():
     def of_scores(*scores: float) -> Aligned:
         rows = torch.zeros(len(scores), dtype=torch.int64)
         return Aligned(rows, rows, torch.tensor(scores), rows > 0)
@@ -315,9 +315,9 @@ def test_normaliser_is_exact_and_at_least_one():
     # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice
     # that.
     sums = fixed_point_sums([of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)])
-    assert normalisers(sums, torch.float32).tolist() == [1, 2.25]
-    assert normalisers(2 * sums, torch.float32).tolist() == [1.5, 4.5]
-    assert normalisers(fixed_point_sums([of_scores()]), torch.float32).tolist() == [1]
+    assert normalizers(sums, torch.float32).tolist() == [1, 2.25]
+    assert normalizers(2 * sums, torch.float32).tolist() == [1.5, 4.5]
+    assert normalizers(fixed_point_sums([of_scores()]), torch.float32).tolist() == [1]
     scores = torch.rand(1000, generator=torch.Generator().manual_seed(0)).tolist()
     rotated = [of_scores(*scores[i:], *scores[:i]) for i in range(0, 1000, 7)]
     assert len(set(fixed_point_sums(rotated).tolist())) == 1
@@ -369,7 +369,7 @@ def test_tiny_box_between_points_is_trained_without_bins():
     terms = values(DistanceLoss(STRIDES, 1)(maps, tiny))
     assert terms["box"] > 0
     # Two sides differ by 1 px of 64: 1/128 is the mean of four. IoU is 12 / 20, and the hull 5 x 4
-    # px: the target score is the CIoU, 0.6 - 1 / 41, and the normaliser 1.
+    # px: the target score is the CIoU, 0.6 - 1 / 41, and the normalizer 1.
     assert terms["dfl"] == pytest.approx(6 / 128 * (0.6 - 1 / 41), rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Assignment of targets: a cell is assigned to the smallest box whose centre region contains it."""
+"""Assignment of targets: a cell is assigned to the smallest box whose center region contains it."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def assign_cells(
     class.
 
     targets: [T, 6] image, class, x1, y1, x2, y2 in pixels. A cell can be assigned to a box if the
-    cell's centre is in the box and less than RADIUS cells from the box's centre in x and in y.
+    cell's center is in the box and less than RADIUS cells from the box's center in x and in y.
     """
     targets = torch.cat([targets, targets.new_full((1, 6), PADDING_CLASS)])  # so that T > 0
     boxes = targets[:, 2:] / stride

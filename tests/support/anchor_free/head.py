@@ -14,7 +14,7 @@ PRIOR = 0.01  # initial score of each class
 
 
 class AnchorFreeHead(Head):
-    """Predicts per cell the distances left, top, right, bottom from its centre, in strides, and
+    """Predicts per cell the distances left, top, right, bottom from its center, in strides, and
     class logits.
     """
 
@@ -62,7 +62,7 @@ def corners(raw: Tensor) -> Tensor:
 
 
 def centers(height: int, width: int, reference: Tensor) -> Tensor:
-    """The centres x, y of the cells, in cells, [H * W, 2], row by row. reference: for dtype and
+    """The centers x, y of the cells, in cells, [H * W, 2], row by row. reference: for dtype and
     device.
     """
     rows, columns = (

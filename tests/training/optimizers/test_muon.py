@@ -113,7 +113,7 @@ def test_steps_by_another_route():
     assert len(both.param_groups) == 2
 
 
-def test_matrices_are_convolutions_that_a_normalisation_follows():
+def test_matrices_are_convolutions_that_a_normalization_follows():
     model = build_model("yolo11n", 3)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(model, "Muon", lr=0.1, momentum=0.9, weight_decay=5e-4)

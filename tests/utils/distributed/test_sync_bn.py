@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation, compared with one float64 BatchNorm2d that gets all images."""
+"""Synchronized batch normalization, compared with one float64 BatchNorm2d that gets all images."""
 
 import contextlib
 import copy
@@ -384,7 +384,7 @@ def test_sync_bn_never_makes_host_wait(group_of_one, monkeypatch, fused):
     assert list(host_waits(roots(recorder))) == []
     assert (
         x.grad.sum((0, 2, 3)).abs() < 1e-4
-    ).all()  # normalisation removes the mean of the gradient
+    ).all()  # normalization removes the mean of the gradient
 
 
 def test_sync_bn_stays_on_device():

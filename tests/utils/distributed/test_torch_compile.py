@@ -23,7 +23,7 @@ NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
 
 
 class TwoLevels(nn.Module):
-    """A model that returns a list of two maps of normalised pixels."""
+    """A model that returns a list of two maps of normalized pixels."""
 
     def __init__(self) -> None:
         super().__init__()

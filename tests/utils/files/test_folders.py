@@ -71,5 +71,5 @@ def test_existing_folder_with_files_is_not_marked(tmp_path):
         ("/data/night", [], False),
     ],
 )
-def test_runs_from_before_the_mark_are_recognised(folder, names, is_run):
+def test_runs_from_before_the_mark_are_recognized(folder, names, is_run):
     assert is_run_folder(folder, names) == is_run

@@ -14,7 +14,7 @@ import pytest
 
 from utils.images.bit_depth import BIT_DEPTHS, bit_depth, to_8_bits
 from utils.images.decode import decode_any_depth, decode_bgr
-from utils.images.headers import is_grey
+from utils.images.headers import is_gray
 
 
 def values(most: int, channels: int = 3) -> np.ndarray:
@@ -37,12 +37,12 @@ def slowly_scaled(image: np.ndarray) -> np.ndarray:
 
 
 def three_channels(image: np.ndarray) -> np.ndarray:
-    """Return what a decoder makes of these channels: grey is repeated, alpha is dropped."""
+    """Return what a decoder makes of these channels: gray is repeated, alpha is dropped."""
     return np.dstack([image] * 3) if image.ndim == 2 else image[..., :3]
 
 
 def png(image: np.ndarray, kind: int, *, more: bytes = b"") -> bytes:
-    """Return a 16-bit PNG of a colour type (0 grey, 4 grey and alpha) with further chunks before
+    """Return a 16-bit PNG of a color type (0 gray, 4 gray and alpha) with further chunks before
     the pixels.
     """
 
@@ -67,7 +67,7 @@ def png(image: np.ndarray, kind: int, *, more: bytes = b"") -> bytes:
 
 
 def pnm(image: np.ndarray, most: int) -> bytes:
-    """Return a binary PGM or PPM file; image: grey, or blue green red."""
+    """Return a binary PGM or PPM file; image: gray, or blue green red."""
     start = b"P5" if image.ndim == 2 else b"P6"
     order = image if image.ndim == 2 else image[..., ::-1]
     sides = f"{image.shape[1]} {image.shape[0]}\n{most}\n".encode()
@@ -81,13 +81,13 @@ def encoded(suffix: str) -> Callable[[np.ndarray], bytes]:
 WRITERS: dict[
     str, tuple[int, Callable[[np.ndarray], bytes]]
 ] = {  # channels, and a function that returns a file
-    "png grey": (1, encoded(".png")),
-    "png colour": (3, encoded(".png")),
-    "png colour and alpha": (4, encoded(".png")),
-    "png grey and alpha": (2, lambda image: png(image, 4)),
-    "tiff grey": (1, encoded(".tif")),
-    "tiff colour": (3, encoded(".tif")),
-    "tiff colour and alpha": (4, encoded(".tif")),
+    "png gray": (1, encoded(".png")),
+    "png color": (3, encoded(".png")),
+    "png color and alpha": (4, encoded(".png")),
+    "png gray and alpha": (2, lambda image: png(image, 4)),
+    "tiff gray": (1, encoded(".tif")),
+    "tiff color": (3, encoded(".tif")),
+    "tiff color and alpha": (4, encoded(".tif")),
     "pgm": (1, lambda image: pnm(image, 65535)),
     "ppm": (3, lambda image: pnm(image, 65535)),
 }
@@ -128,7 +128,7 @@ def test_16_bit_file_is_decoded_as_by_slow_oracle(kind: str, most: int) -> None:
     data = write(image)
     assert np.array_equal(decode_any_depth(data, kind), expected)
     assert np.array_equal(decode_bgr(data, kind), slowly_scaled(expected))
-    assert is_grey(data) == (channels < 3)
+    assert is_gray(data) == (channels < 3)
 
 
 def test_png_sbit_chunk_does_not_change_the_scale() -> None:
@@ -163,7 +163,7 @@ def test_8_bit_files_are_decoded_as_before(suffix: str) -> None:
     assert np.array_equal(
         decode_bgr(data, "a"), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     )
-    assert is_grey(data) == (suffix == ".pgm")
+    assert is_gray(data) == (suffix == ".pgm")
 
 
 def test_palette_and_one_bit_png_are_decoded_as_before(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_palette_and_one_bit_png_are_decoded_as_before(tmp_path: Path) -> None:
         assert np.array_equal(
             decode_bgr(data, mode), cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         )
-        assert is_grey(data) == (mode != "P")
+        assert is_gray(data) == (mode != "P")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32"])
@@ -194,7 +194,7 @@ def test_tiff_with_other_values_is_refused(dtype: str) -> None:
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".jpg"])
 def test_header_of_truncated_file_is_read_without_error(suffix: str) -> None:
     data = cv2.imencode(suffix, values(255, 1).astype(np.uint8))[1].tobytes()
-    assert is_grey(data)
+    assert is_gray(data)
     for length in range(len(data)):
-        assert isinstance(is_grey(data[:length]), bool)
-    assert not is_grey(b"")
+        assert isinstance(is_gray(data[:length]), bool)
+    assert not is_gray(b"")

@@ -35,13 +35,13 @@ def test_lossless_formats_give_the_same_pixels(tmp_path: Path, suffix: str) -> N
     )
 
 
-def test_grey_alpha_and_16_bit_images_become_8_bit_bgr(tmp_path: Path) -> None:
+def test_gray_alpha_and_16_bit_images_become_8_bit_bgr(tmp_path: Path) -> None:
     image = gradient_image()
-    grey = read_image(save(tmp_path / "grey.png", image[..., 0]))
-    assert np.array_equal(grey, np.dstack([image[..., 0]] * 3))
+    gray = read_image(save(tmp_path / "gray.png", image[..., 0]))
+    assert np.array_equal(gray, np.dstack([image[..., 0]] * 3))
     alpha = np.dstack(
         [image, np.zeros_like(image[..., 0])]
-    )  # fully transparent, but the colours are kept
+    )  # fully transparent, but the colors are kept
     assert np.array_equal(read_image(save(tmp_path / "alpha.png", alpha)), image)
     # 257 * v is the 16-bit value equal to v / 255; its high byte is v
     for suffix in (".png", ".tif"):
@@ -147,7 +147,7 @@ def test_jpeg_claiming_too_many_pixels_is_rejected_quickly(tmp_path: Path) -> No
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = (65500).to_bytes(2, "big") + (16000).to_bytes(
         2, "big"
-    )  # 3 GB of grey
+    )  # 3 GB of gray
     for coding in (0xC0, 0xC1, 0xC2, 0xC9):
         data[frame + 1] = coding
         (tmp_path / "a.jpg").write_bytes(data)
@@ -182,7 +182,7 @@ def test_damaged_animated_png_is_rejected(tmp_path: Path) -> None:
         file.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
         with pytest.raises(
             ValueError, match=r"a.png is damaged"
-        ):  # OpenCV would return uninitialised memory
+        ):  # OpenCV would return uninitialized memory
             read_image(file)
     for length in (len(data) - 4, len(data) - 12, data.index(b"fdAT")):
         file.write_bytes(data[:length])

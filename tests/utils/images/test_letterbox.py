@@ -5,7 +5,7 @@ import pytest
 
 from utils.images.letterbox import (
     EVALUATION_PAD,
-    GREY,
+    GRAY,
     CanvasShapes,
     Placement,
     base_sizes,
@@ -135,7 +135,7 @@ def test_image_is_drawn_at_its_placement(size):
     placement = place(size, base_size(size), canvas_of(size))
     assert placement.to_canvas(np.array([[0.0, 0, *size]]))[0] == pytest.approx(drawn, abs=1e-9)
     assert len(rows) == (drawn[2] - drawn[0]) * (drawn[3] - drawn[1])
-    assert ((canvas == 255) | (canvas == GREY)).all()
+    assert ((canvas == 255) | (canvas == GRAY)).all()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -77,9 +77,9 @@ def test_every_orientation_is_as_pillow_shows_it(name: str, orientation: int) ->
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "I;16"])
 def test_other_kinds_of_pixels_are_turned_too(mode: str) -> None:
-    grey = np.asarray(smooth_picture().convert("L"))
+    gray = np.asarray(smooth_picture().convert("L"))
     picture = (
-        Image.fromarray(grey.astype(np.uint16) * 257)
+        Image.fromarray(gray.astype(np.uint16) * 257)
         if mode == "I;16"
         else smooth_picture().convert(mode)
     )

@@ -58,7 +58,7 @@ def test_converted_pictures_keep_their_suffix_if_others_may_come(tmp_path):
     ]
 
 
-def test_picture_shows_the_boxes_in_right_colours(tmp_path):
+def test_picture_shows_the_boxes_in_right_colors(tmp_path):
     write(tmp_path, "a.png", found=found_boxes([[20, 30, 60, 50]]))
     with Image.open(tmp_path / "a.png") as image:
         assert image.getpixel((20, 40)) == (37, 99, 235)  # the first class's blue

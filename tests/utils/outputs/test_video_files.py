@@ -91,7 +91,7 @@ def test_frame_of_another_size_is_letterboxed_into_the_first_size(tmp_path):
     output.close()
     frames, _ = read(tmp_path / "c.mp4")
     assert frames.shape == (4, 48, 64, 3)
-    low = frames[1].mean((1, 2))  # 64 x 24 in the middle, grey above and below
+    low = frames[1].mean((1, 2))  # 64 x 24 in the middle, gray above and below
     assert low[20:28].min() > 235
     assert max(low[:10].max(), low[-10:].max()) < 130
     assert frames[2].min() > 235  # enlarged

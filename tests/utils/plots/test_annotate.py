@@ -12,7 +12,7 @@ from utils.plots.annotate import (
     draw_detections,
     font_for,
 )
-from utils.plots.canvas import colour_of, short_name
+from utils.plots.canvas import color_of, short_name
 
 NAMES = [
     "cat",
@@ -24,7 +24,7 @@ NAMES = [
     "\x1b[2J\0\u202e\udcff",
     "$x^{",
 ]
-BLUE_BGR = list(colour_of(0)[::-1])
+BLUE_BGR = list(color_of(0)[::-1])
 
 
 def draw(image, boxes, classes=None, scores=None, names=NAMES, **options):
@@ -35,12 +35,12 @@ def draw(image, boxes, classes=None, scores=None, names=NAMES, **options):
     )
 
 
-def grey(width, height):
+def gray(width, height):
     return np.full((height, width, 3), 128, np.uint8)
 
 
 def test_without_detections_the_image_is_copied():
-    image = grey(64, 48)
+    image = gray(64, 48)
     drawn = draw(image, [])
     assert np.array_equal(drawn, image)
     assert drawn is not image
@@ -56,7 +56,7 @@ def test_input_is_unchanged_even_if_it_is_a_mirrored_view():
 
 
 def test_box_is_drawn_in_bgr_with_its_outer_edge_at_the_corners():
-    drawn = draw(grey(640, 480), [[100, 200, 300, 400]], show_labels=False, line_width=3)
+    drawn = draw(gray(640, 480), [[100, 200, 300, 400]], show_labels=False, line_width=3)
     rows, columns = np.nonzero((drawn == BLUE_BGR).all(2))
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (100, 300, 200, 400)
     assert (drawn[300, 100:103] == BLUE_BGR).all()  # three pixels, then the outline
@@ -65,11 +65,11 @@ def test_box_is_drawn_in_bgr_with_its_outer_edge_at_the_corners():
 
 
 @pytest.mark.parametrize("class_id", range(12))
-def test_box_is_visible_on_its_own_colour(class_id):
-    image = np.full((100, 100, 3), colour_of(class_id)[::-1], np.uint8)
+def test_box_is_visible_on_its_own_color(class_id):
+    image = np.full((100, 100, 3), color_of(class_id)[::-1], np.uint8)
     drawn = draw(image, [[20, 20, 80, 80]], [class_id], show_labels=False)
     changed = (drawn != image).any(2)
-    assert (drawn[changed] == contrasting(colour_of(class_id))).all()
+    assert (drawn[changed] == contrasting(color_of(class_id))).all()
     assert changed[50].sum() == 4  # a line on both sides of the left and of the right edge
 
 
@@ -90,7 +90,7 @@ def test_any_image_size_and_odd_boxes_can_be_drawn(size):
         [0, np.inf, 9, 9],
         [width - 3, height - 3, width, height],
     ]
-    drawn = draw(grey(*size), boxes, range(8), np.linspace(0.1, 0.9, 8))
+    drawn = draw(gray(*size), boxes, range(8), np.linspace(0.1, 0.9, 8))
     assert drawn.shape == (height, width, 3)
     assert (drawn != 128).any()
 
@@ -98,7 +98,7 @@ def test_any_image_size_and_odd_boxes_can_be_drawn(size):
 def test_line_and_text_grow_with_the_image():
     assert [default_line_width(side, side) for side in (30, 640, 1080, 8000)] == [1, 2, 4, 27]
     shares = [
-        (draw(grey(s, s), [[s / 4, s / 4, s / 2, s / 2]], scores=[0.5]) != 128).mean()
+        (draw(gray(s, s), [[s / 4, s / 4, s / 2, s / 2]], scores=[0.5]) != 128).mean()
         for s in (480, 3000)
     ]
     assert 0.3 < shares[0] / shares[1] < 3
@@ -106,7 +106,7 @@ def test_line_and_text_grow_with_the_image():
 
 def test_line_width_is_used_but_not_on_tiny_boxes():
     boxes = [[10, 10, 200, 200], [300, 300, 306, 306]]
-    drawn = draw(grey(400, 400), boxes, show_labels=False, line_width=8)
+    drawn = draw(gray(400, 400), boxes, show_labels=False, line_width=8)
     assert (drawn[100, 10:18] == BLUE_BGR).all()
     assert not (drawn[100, 18] == BLUE_BGR).all()
     assert drawn[303, 303].tolist() == [128, 128, 128]  # the content of the tiny box
@@ -119,32 +119,32 @@ def label_rows(drawn):
 
 
 def test_label_is_above_the_box_or_inside_at_the_upper_border():
-    above = draw(grey(640, 480), [[100, 200, 300, 400]], scores=[0.5])
+    above = draw(gray(640, 480), [[100, 200, 300, 400]], scores=[0.5])
     assert label_rows(above)[0] < 190
-    inside = draw(grey(640, 480), [[100, 3, 300, 400]], scores=[0.5])
+    inside = draw(gray(640, 480), [[100, 3, 300, 400]], scores=[0.5])
     assert (inside[3:12, 101:120] != 128).any(2).all()
 
 
 def test_label_at_the_right_border_stays_whole():
-    left = draw(grey(640, 480), [[100, 200, 110, 400]], [4], [0.5])
-    right = draw(grey(640, 480), [[630, 200, 640, 400]], [4], [0.5])
+    left = draw(gray(640, 480), [[100, 200, 110, 400]], [4], [0.5])
+    right = draw(gray(640, 480), [[630, 200, 640, 400]], [4], [0.5])
     wide = label_rows(left)[3] - label_rows(left)[2]
     assert label_rows(right)[3] == 640
     assert 0 <= wide - (640 - label_rows(right)[2]) <= 1  # the outline of the box beside it
 
 
 def test_label_wider_than_the_image_is_shortened():
-    drawn = draw(grey(60, 200), [[10, 100, 50, 190]], [4], [0.5])
+    drawn = draw(gray(60, 200), [[10, 100, 50, 190]], [4], [0.5])
     assert label_rows(drawn)[2:] == (0, 60)
 
 
 def test_labels_are_left_out_where_they_would_hide_the_image():
     boxes = [[5, 5, 25, 25]]
-    assert np.array_equal(draw(grey(30, 30), boxes), draw(grey(30, 30), boxes, show_labels=False))
+    assert np.array_equal(draw(gray(30, 30), boxes), draw(gray(30, 30), boxes, show_labels=False))
 
 
 def test_labels_and_scores_can_be_hidden():
-    image, boxes = grey(640, 480), [[100, 200, 300, 400]]
+    image, boxes = gray(640, 480), [[100, 200, 300, 400]]
     changed = [
         (draw(image, boxes, scores=[0.5], **options) != 128).sum()
         for options in ({"show_labels": False}, {"show_scores": False}, {})
@@ -157,18 +157,18 @@ def test_labels_and_scores_can_be_hidden():
 def test_best_score_is_on_top():
     boxes = [[10, 30, 90, 90], [10, 30, 90, 90]]
     for scores in ([0.9, 0.5], [0.5, 0.9]):
-        drawn = draw(grey(100, 100), boxes, [0, 1], scores, show_labels=False)
-        assert drawn[60, 10].tolist() == list(colour_of(int(np.argmax(scores)))[::-1])
+        drawn = draw(gray(100, 100), boxes, [0, 1], scores, show_labels=False)
+        assert drawn[60, 10].tolist() == list(color_of(int(np.argmax(scores)))[::-1])
 
 
 def test_without_scores_the_smallest_box_is_on_top():
-    drawn = draw(grey(100, 100), [[10, 30, 50, 90], [10, 20, 90, 99]], [0, 1], show_labels=False)
+    drawn = draw(gray(100, 100), [[10, 30, 50, 90], [10, 20, 90, 99]], [0, 1], show_labels=False)
     assert drawn[60, 10].tolist() == BLUE_BGR
 
 
 def test_labels_are_on_top_of_all_boxes():
     """The line of the better box goes through the label of the other one."""
-    image = grey(640, 480)
+    image = gray(640, 480)
     boxes = [[100, 100, 300, 300], [150, 80, 400, 400]]
     alone = draw(image, boxes[:1], [0], [0.5])
     both = draw(image, boxes, [0, 1], [0.5, 0.9], show_scores=True)
@@ -176,10 +176,10 @@ def test_labels_are_on_top_of_all_boxes():
     assert np.array_equal(both[part], alone[part])
 
 
-def test_text_contrasts_with_bright_and_dark_colours():
-    for colour, text in (((0, 0, 60), 255), ((0, 255, 255), 0)):
-        image = grey(300, 200)
-        draw_boxes(image, np.array([[50.0, 100, 200, 150]]), [["mmm"]], [colour])
+def test_text_contrasts_with_bright_and_dark_colors():
+    for color, text in (((0, 0, 60), 255), ((0, 255, 255), 0)):
+        image = gray(300, 200)
+        draw_boxes(image, np.array([[50.0, 100, 200, 150]]), [["mmm"]], [color])
         label = image[86:98, 52:80].astype(int)
         assert np.abs(label - text).max(2).min() < 60
 
@@ -191,7 +191,7 @@ def test_text_is_rendered_with_a_font_that_has_its_letters():
 
 def test_unknown_classes_are_drawn_as_numbers():
     names = ["0"] * 8 + ["7"]
-    image = grey(640, 480)
+    image = gray(640, 480)
     box = [[100, 200, 300, 400]]
     drawn = draw(image, box, [7], names=["a"])
     renamed = draw(image, box, [7], names=names[:7] + ["7"])
@@ -202,7 +202,7 @@ def test_full_hd_frame_with_20_boxes_takes_few_milliseconds():
     """Measured: 2.2 ms on one core of 2024. The limit leaves room for a busy machine."""
     random = np.random.default_rng(0)
     low = random.uniform(0, 900, (20, 2))
-    boxes, image = np.concatenate([low, low + 150], 1), grey(1920, 1080)
+    boxes, image = np.concatenate([low, low + 150], 1), gray(1920, 1080)
     seconds = []
     for _ in range(7):
         scores = random.uniform(0, 1, 20)

@@ -229,7 +229,7 @@ def test_batch_plot_draws_box_at_its_position(tmp_path):
         4:-4, 4:-4
     ]  # without the gap around
     assert drawn.shape == (480, 480, 3)
-    rows, columns = np.nonzero((drawn == canvas.colour_of(0)).all(2))
+    rows, columns = np.nonzero((drawn == canvas.color_of(0)).all(2))
     assert (columns.min(), rows.max()) == (100, 400)
     assert drawn[300, 200].tolist() == [255, 255, 255]
 
@@ -372,25 +372,25 @@ def test_confusion_shares_by_hand():
     )
 
 
-def test_confusion_colours_distinguish_right_from_wrong():
+def test_confusion_colors_distinguish_right_from_wrong():
     red, _, blue = np.moveaxis(
-        confusion._confusion_colours(np.array([[6.0, 3.0, 2.0], [2.0, 4.0, 5.0], [1.0, 2.0, 0.0]])),
+        confusion._confusion_colors(np.array([[6.0, 3.0, 2.0], [2.0, 4.0, 5.0], [1.0, 2.0, 0.0]])),
         -1,
         0,
     )
     right = np.diag([True, True, False])
     assert (blue > red)[right].all()
-    right[-1, -1] = True  # background, background is grey
+    right[-1, -1] = True  # background, background is gray
     assert (red > blue)[~right].all()
 
 
 # All
 
 
-def test_class_colours_differ():
-    colours = [canvas.colour_of(k) for k in range(100)]
-    assert len(set(colours)) == 100
-    first = np.array(colours[:10])
+def test_class_colors_differ():
+    colors = [canvas.color_of(k) for k in range(100)]
+    assert len(set(colors)) == 100
+    first = np.array(colors[:10])
     gaps = np.linalg.norm(first[:, None] - first, axis=-1)
     assert gaps[~np.eye(10, dtype=bool)].min() > 40
 
