@@ -31,10 +31,7 @@ if __name__ == "__main__":
 import gc
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
@@ -170,40 +167,43 @@ if __name__ == "__main__":
     check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from data import Loader, build_loaders, open_dataset, trial_drawing
+from data import Loader, build_loaders, open_dataset
 from data.balance import weights_after
 from data.cache import open_images
-from data.labels import Labels
 from data.multi_scale import MultiScale
 from data.sampler import TrainSampler
-from data.splits import Dataset, find_data, find_hyp
-from models import Detector
+from data.splits import Dataset
+from models import Detector, build_loss
 from models.assign.targets import pad_targets
-from models.heads.registry import build_loss
-from models.losses import Loss, LossGains
-from models.losses.compiled import compile_loss
+from models.losses import Loss
 from models.weights.kestrel import detector_for_state
 from training.batch_size.autobatch import memory_advice
-from training.batch_size.global_batch import GlobalBatch
-from training.batch_size.trial_step import measure_batch
 from training.checkpoints.manager import CheckpointManager
-from training.evaluation import evaluate_best, predict_split
+from training.checkpoints.preemption import SaveTrigger
+from training.compiled_loss import compile_loss
+from training.evaluation import evaluate_best
 from training.freezing import freeze, set_training
 from training.nonfinite import (
     NonFiniteError,
     describe_skipped,
+    describe_skipped_in_epoch,
     describe_stuck,
     nan_if_nonfinite,
     refuse_mostly_skipped,
 )
 from training.result_pictures import draw_results
 from training.run import Run, open_run
-from training.start import check_model, place_model, start_model
+from training.settings.groups import augmentation, loss_gains, schedule
+from training.settings.recipe import TrainedWeights
+from training.start import place_model, start_model
 from training.state import TrainState, build_train_state
 from training.validation import EpochValidation
+from utils.background import BackgroundTask
 from utils.distributed.devices import processes_for, tuned_convolutions
 from utils.distributed.host_copies import AsyncHostCopy, to_device
 from utils.distributed.memory import memory_gib
@@ -212,6 +212,7 @@ from utils.distributed.precision import weights_dtype
 from utils.distributed.session import distributed_session
 from utils.distributed.torch_compile import compile_model, mode_without_reuse
 from utils.distributed.world import World
+from utils.files.folders import cache_folder
 from utils.images.letterbox import fit_to_stride, round_up_to_stride
 from utils.log import RunEnded, RunLog, RunStarted, Say
 from utils.metrics.evaluation import Evaluation, class_table
@@ -223,74 +224,97 @@ from utils.terminal import run_and_exit
 FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
 
-def main(cfg: TrainConfig, world: World) -> Evaluation:
-    """Train with the settings in cfg; return the evaluation of the best checkpoint.
+def main(flags: TrainConfig, world: World) -> Evaluation:
+    """Train with the settings in flags; return the evaluation of the best checkpoint.
 
     This is the complete training procedure, from top to bottom. Raises NonFiniteError, after
     everything is written, if most optimizer steps were skipped.
     """
     log = RunLog(active=world.is_main)
-    run = open_run(
-        cfg, world, log.say, find_hyp=find_hyp, find_data=find_data, check_model=check_model
-    )
-    cfg, batch = run.config, GlobalBatch(run.config.batch_size, world.size)
-    torch.manual_seed(cfg.seed)  # every rank starts from the same weights
+    run = open_run(flags, world, log.say)
+    given = run.config  # the flags, or the settings of the run that is resumed
+    torch.manual_seed(given.seed)  # every rank starts from the same weights
 
-    # Data, model, loss
-    data = open_dataset(cfg.data, ("train", "val"), world, log.say, **cfg.reading())
+    # Data
+    data = open_dataset(
+        given.data,
+        ("train", "val"),
+        world,
+        log.say,
+        download=given.download,
+        single_class=given.single_cls,
+        cache_dir=given.cache_dir,
+        tile=given.tile,
+        tile_overlap=given.tile_overlap,
+    )
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
-    model, cfg = open_model(run, data, world, log.say)  # chooses "auto" settings
-    batch = replace(batch, size=cfg.batch_size, nominal=run.hyp.nominal_batch)
-    model.recompute = cfg.checkpoint_activations
-    precision = agree_on_precision(cfg.amp, world, sharded=cfg.shard)
-    place_model(model, weights_dtype(precision), world)
-    frozen = freeze(model, cfg.freeze)
-    image_size = fit_to_stride(cfg.imgsz, max(model.strides), log.say)
-    images = open_images(
-        data.labels, image_size, world, log.say, pastes=run.hyp.copy_paste > 0, **cfg.caching()
-    )
-    criterion = build_loss(
-        model.head, LossGains(**run.hyp.loss(), label_smoothing=cfg.label_smoothing), log.say
-    )
-    criterion.to(weights_dtype(precision))
-    if batch.size == -1:
-        draw = trial_drawing(
-            train_labels, images["train"], image_size, run.hyp.augmentation(), rect=cfg.rect
-        )
-        found = measured(
-            run, batch, model, criterion, precision, train_labels, image_size, log.say, draw=draw
-        )
-        batch = replace(batch, size=found)
-    batch = batch.limited_to(len(train_labels), log.say)
-    # kept if another number of processes resumes the run
-    run.config = cfg = replace(cfg, batch_size=batch.size)
+    run.check_data(data, log.say)
 
-    # This rank's share of each global batch, and the training state
+    # Model
+    model, trained = open_model(run, data, world, log.say)
+    model.recompute = given.checkpoint_activations
+    precision = agree_on_precision(given.amp, world, sharded=given.shard)
+    place_model(model, weights_dtype(precision), world)
+    frozen = freeze(model, given.freeze)
+
+    # Images, cached where there is room
+    stride = max(model.strides)
+    image_size = fit_to_stride(given.imgsz, stride, log.say)
+    images = open_images(
+        data.labels,
+        image_size,
+        world,
+        log.say,
+        where=given.cache,
+        folder=cache_folder(given.cache_dir),
+        spills=bool(given.cache_dir),
+        pastes=run.hyp.copy_paste > 0,
+    )
+
+    # The final settings: from here on nothing is "auto"
+    cfg, hyp, batch = run.resolve_settings(
+        data,
+        images["train"],
+        model,
+        trained,
+        image_size=image_size,
+        precision=precision,
+        say=log.say,
+    )
+
+    # Loss, this rank's share of each global batch, and the training state
+    criterion = build_loss(model.head, loss_gains(hyp, cfg.label_smoothing), log.say)
+    criterion.to(weights_dtype(precision))
     loaders = build_loaders(
         data.labels,
         images,
         batch.size,
         image_size,
-        max(model.strides),
+        stride,
         world,
-        run.hyp.augmentation(),
+        augmentation(hyp),
+        seed=cfg.seed,
+        rect=cfg.rect,
+        mosaic_until=cfg.mosaic_until,
+        workers=cfg.workers,
         say=log.say,
-        **cfg.loading(),
     )
+    sampler = loaders.train.sampler
     set_training(model, frozen)
     state = build_train_state(
         model,
         world,
         batch,
-        precision,
-        criterion.terms,
-        layers=list(model.layers),
-        smallest_side=2 * max(model.strides),
-        total=loaders.train.sampler.batches_before(cfg.epochs),
+        schedule(cfg, hyp, batches=sampler.batches_before(cfg.epochs)),
+        precision=precision,
+        optimizer=cfg.optimizer,
+        weight_decay=hyp.weight_decay,
+        loss_terms=criterion.terms,
+        patience=cfg.stopping_patience,
+        sync_bn=cfg.sync_bn,
+        shard=cfg.shard,
         say=log.say,
-        **cfg.learning(),
-        **run.hyp.learning(),
     )
     if cfg.compile != "off":
         compile_training(state, criterion, loaders.train, cfg.compile, image_size, log.say)
@@ -299,10 +323,9 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
 
     # The run folder: created only after all checks have passed
     run.open_folder({split: report.as_dict() for split, report in data.reports.items()}, log.say)
-    log.send(RunStarted(run.folder, cfg.as_dict(), run.hyp.as_dict(), progress.rows))
-    pictures = Pictures(
-        run.folder, data.names, active=world.is_main and not cfg.noplots, written=log.image_written
-    )
+    log.send(RunStarted(run.folder, cfg.as_dict(), hyp.as_dict(), progress.results))
+    draws = world.is_main and not cfg.noplots
+    pictures = Pictures(run.folder, data.names, active=draws, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     val_images = counted(len(data.labels["val"]), f"val {data.unit}")
@@ -313,32 +336,45 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
     )
     world.wait_for_main()
 
-    # Train. The detections of a validation are evaluated in the background while the next epoch
-    # trains.
+    # What happens beside the steps: signals, checkpoints, and the evaluation of an epoch's
+    # detections in the background while the next epoch trains
+    background = BackgroundTask("evaluating detections")
+    trigger = SaveTrigger(world, cfg.minutes_between_saves, background)
     checkpoints = CheckpointManager(
-        run.folder, state, run.describe(model.table, data), **cfg.saving()
+        run.folder,
+        state,
+        run.describe(model.table, data),
+        trigger,
+        background,
+        final_only=cfg.nosave,
+        period=cfg.save_period,
     )
-    detector = partial(
-        predict_split, loader=loaders.val, world=world, criterion=criterion, active=log.active
-    )
-    validation = EpochValidation(checkpoints, detector, log, data.names, **cfg.validating())
-    with (
+    validation = EpochValidation(
+        state,
+        loaders.val,
+        criterion,
         checkpoints,
-        memory_advice(batch.size, image_size, world.device, world.size, max(model.strides)),
-    ):
-        if progress.pending:
-            validation.start(validation.detect())
-            validation.wait()
+        background,
+        log,
+        data.names,
+        epochs=cfg.epochs,
+        every=cfg.validate_every,
+        next_epoch_needs_it=cfg.image_weights,
+    )
+    advice = memory_advice(batch.size, image_size, world.device, world.size, stride)
+
+    # Train
+    with checkpoints, trigger, advice:
+        validation.finish_pending()
         if run.saved:
             checkpoints.restore_best(log.say, done=progress.finished(cfg.epochs))
+
         while not progress.finished(cfg.epochs):
             epoch = progress.epoch
-            loaders.train.sampler.set_epoch(epoch, progress.batch)
-            criterion.start_epoch(epoch, cfg.epochs, closing=epoch >= cfg.epochs - cfg.close_mosaic)
+            sampler.set_epoch(epoch, progress.batch)
             if cfg.image_weights:
-                loaders.train.sampler.weights = weights_after(
-                    train_labels, progress.metrics, data.names
-                )
+                sampler.weights = weights_after(train_labels, progress.metrics, data.names)
+            criterion.start_epoch(epoch, cfg.epochs, without_mosaic=epoch >= cfg.mosaic_until)
             set_training(model, frozen)
             with tuned_convolutions(one_shape=not (cfg.rect or cfg.multi_scale)):
                 pace = train_one_epoch(
@@ -346,41 +382,36 @@ def main(cfg: TrainConfig, world: World) -> Evaluation:
                     loaders.train,
                     criterion,
                     checkpoints,
+                    trigger.all_reduce_sum,
                     title=f"{epoch + 1}/{cfg.epochs}",
-                    scale=MultiScale(cfg.seed, max(model.strides)) if cfg.multi_scale else None,
+                    scale=MultiScale(cfg.seed, stride) if cfg.multi_scale else None,
                     pictures=pictures if epoch == 0 else None,
                 )
-            validation.wait()
+
             state.sync_buffers()
-            predictions = validation.detect() if validation.is_due(epoch) else None
-            progress.end_epoch(
-                pace, state.schedule.lr(loaders.train.sampler.batches_before(epoch + 1) - 1)
-            )
-            validation.start(predictions)
-            # The next epoch waits for this evaluation if it depends on the result.
-            if not predictions or cfg.image_weights or validation.decides(epoch):
-                validation.wait()
+            last_batch = sampler.batches_before(epoch + 1) - 1
+            validation.after_epoch(pace, state.schedule.lr(last_batch))
             # all ranks hold the same metrics
             checkpoints.after_epoch(done=progress.finished(cfg.epochs))
             if progress.early_stopping.should_stop():
                 log.say(f"early stopping: no improvement for {cfg.patience} epochs (--patience)")
-        best, best_epoch = evaluate_best(checkpoints, model.table, loaders.val, active=log.active)
+
+        best, best_epoch = evaluate_best(
+            checkpoints, model.table, loaders.val, world, active=log.active
+        )
+
+    # Results
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     draw_results(pictures, best, loaders.val)
-    log.send(
-        RunEnded(
-            run.folder,
-            run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)}),
-        )
-    )
-    log.say(
-        f"best.pt is from epoch {best_epoch}: mAP50-95 {best.coco.stats['AP']:.4f}; see "
-        f"{run.folder}"
-    )
-    steps = state.steps_between(
-        [loaders.train.sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
-    )
-    if skipped := state.guard.state_dict()["skipped"]:
+    metrics = run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})
+    log.send(RunEnded(run.folder, metrics))
+    best_ap = best.coco.stats["AP"]
+    log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")
+
+    epoch_starts = [sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
+    steps = state.steps_between(epoch_starts)
+    skipped = state.guard.state_dict()["skipped"]
+    if skipped:
         log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
     refuse_mostly_skipped(skipped, steps, state.schedule.lr0)
@@ -392,6 +423,7 @@ def train_one_epoch(
     loader: Loader[TrainSampler],
     criterion: Loss,
     checkpoints: CheckpointManager,
+    all_reduce_sum: Callable[[Tensor], Tensor],
     *,
     title: str,
     scale: MultiScale | None = None,
@@ -399,69 +431,78 @@ def train_one_epoch(
 ) -> str:
     """Train on one pass over loader, starting at sampler.first_batch; return the speed as text.
 
-    Adds the losses to state.progress. scale: resizes the images. pictures: draws the first batches.
+    Adds the losses to state.progress.
+
+    Args:
+        checkpoints: saves within the epoch, if it is due.
+        all_reduce_sum: sums the loss's counts over all processes.
+        title: of the progress bar.
+        scale: resizes the images.
+        pictures: draws the first batches.
     """
-    replica, sampler, world, guard = state.replica, loader.sampler, state.world, state.guard
-    epoch_losses = state.progress.losses
-    first_step = sampler.batches_before(sampler.epoch)
-    closing = state.schedule.step_batches(
-        first_step, first_step + sampler.batches_in(sampler.epoch)
-    )
+    replica = state.replica
+    sampler = loader.sampler
+    world = state.world
+    guard = state.guard
+    losses_of_epoch = state.progress.losses
+
+    first_batch = sampler.batches_before(sampler.epoch)  # batches are numbered over the whole run
+    next_epoch = first_batch + sampler.batches_in(sampler.epoch)
+    step_batches = state.schedule.step_batches(first_batch, next_epoch)
+    skipped_before = guard.skipped
+    searched_before = guard.searched
+
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    # so that no step waits for the device to show its losses
-    host_sums = AsyncHostCopy(world.device)
-    skipped_before, searched_before = guard.skipped, guard.searched
+    host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show losses
+
     for number, batch in enumerate(bar, sampler.first_batch):
-        step = first_step + number
-        state.schedule.apply(state.optimizer, step)
+        batch_of_run = first_batch + number
+        steps_now = batch_of_run in step_batches
+        state.schedule.apply(state.optimizer, batch_of_run)
         if pictures is not None:
             pictures.train_batch(number, batch.images, batch.targets)
 
-        images = to_device(
-            batch.images, world.device, replica.model.dtype
-        )  # [B, 3, H, W], uint8 to [0, 1]
-        targets = pad_targets(batch.targets)  # [T, 6]: image, class, x1, y1, x2, y2
+        # [B, 3, H, W], uint8 to [0, 1]; [T, 6]: image, class, x1, y1, x2, y2
+        images = to_device(batch.images, world.device, replica.model.dtype)
+        targets = pad_targets(batch.targets)
         if scale is not None:
-            images, targets = scale(step, images, targets)
+            images, targets = scale(batch_of_run, images, targets)
+
         # ranks exchange gradients once for each optimizer step
-        with replica.gradients(last=step in closing):
+        with replica.gradients(last=steps_now):
             with state.autocast:
                 maps = replica(images)
-            # {"box": ...}: this rank's share
-            losses = criterion(maps, targets, checkpoints.trigger.all_reduce_sum)
+            losses = criterion(maps, targets, all_reduce_sum)  # {"box": ...}: this rank's share
             loss = criterion.weighted_sum(losses) * state.batch.loss_scale
             state.scaler.scale(loss).backward(nan_if_nonfinite(loss))
-        epoch_losses.add(losses)
+        losses_of_epoch.add(losses)
 
-        if step in closing:
+        if steps_now:
             state.step()  # clips the gradients; all ranks skip the step if they are not finite
             if guard.stuck:
-                images_seen = world.all_gather_rows(batch.indices).tolist()
                 where = f"epoch {sampler.epoch + 1}, batch {number + 1}"
                 advice = checkpoints.advise_after_nonfinite_steps()
-                raise NonFiniteError(
-                    describe_stuck(guard, where, advice, images_seen, loader.labels.path)
-                )
+                seen = world.all_gather_rows(batch.indices).tolist()
+                raise NonFiniteError(describe_stuck(guard, where, advice, seen, loader.labels.path))
             checkpoints.after_step(number + 1)
-        for sums in host_sums.push(epoch_losses.sums) if number % fetch_every == 0 else ():
-            means = [
-                f"{name} {value:.4f}" for name, value in epoch_losses.running_means(sums).items()
-            ]
+
+        if number % fetch_every == 0:
             trained = (number + 1 - sampler.first_batch) * sampler.batch_size
-            bar.show([*means, *bar.pace_texts(trained, memory_gib(world.device))])
+            for sums in host_sums.push(losses_of_epoch.sums):
+                means = losses_of_epoch.running_means(sums)
+                texts = [f"{name} {value:.4f}" for name, value in means.items()]
+                bar.show([*texts, *bar.pace_texts(trained, memory_gib(world.device))])
+
     state.progress.batch = sampler.batches_in(sampler.epoch)
-    pace = (
-        bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device))
-        if len(loader)
-        else "already trained"
-    )
+    pace = "already trained"
+    if len(loader):
+        pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device))
     skipped = guard.state_dict()["skipped"] - skipped_before
-    steps = sum(step >= first_step + sampler.first_batch for step in closing)
-    of = f"of {counted(steps, 'optimizer step')}"
     searched = guard.searched - searched_before
-    search = f", {searched} {of} set float16's gradient scale" if searched else ""
-    return f"{pace}, {skipped} {of} skipped (not finite){search}" if skipped else pace + search
+    resumed_at = first_batch + sampler.first_batch
+    steps = sum(step_batch >= resumed_at for step_batch in step_batches)
+    return pace + describe_skipped_in_epoch(skipped, searched, steps)
 
 
 def compile_training(
@@ -472,96 +513,62 @@ def compile_training(
     image_size: int,
     say: Say,
 ) -> None:
-    """Compile the model, the loss, and the drawing of images on the device; report each to
-    `say`.
+    """Compile the model, the loss, and the drawing of images on the device; report each to `say`.
+
+    mode: of torch.compile. image_size: in pixels.
     """
-    example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
-    images = to_device(example, state.world.device, state.replica.model.dtype)
-    mode = mode_without_reuse(mode, state.batch.accumulate, state.world.device, say)
+    model = state.replica.model
+    world = state.world
+    mode = mode_without_reuse(mode, state.batch.accumulate, world.device, say)
     say(f"--compile {mode}: compiling takes a minute or more")
+
+    example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
+    images = to_device(example, world.device, model.dtype)
     # through DistributedDataParallel, so that all-reduce overlaps backward
     forward = state.replica.without_exchange
-    model, world = state.replica.model, state.world
     say(compile_model(model, mode, images, state.autocast, world, forward=forward))
     say(compile_loss(criterion, model, images, state.autocast, world))
     loader.compile(say)
 
 
-def open_model(run: Run, data: Dataset, world: World, say: Say) -> tuple[Detector, TrainConfig]:
-    """Return the model, without the weights of a resumed run, which `run.restore` loads, and the
-    settings to use.
+def open_model(
+    run: Run, data: Dataset, world: World, say: Say
+) -> tuple[Detector, TrainedWeights | None]:
+    """Return the model, and the trained weights that it starts from; None for random ones.
+
+    The weights of a resumed run are loaded by `run.restore`, later.
     """
-    cfg, hyp, trained = run.config, run.hyp, None
+    cfg = run.config
     if run.saved:
-        model = detector_for_state(
-            Path(cfg.resume), run.saved.description.table, run.saved.model, load=False
-        )
-    else:
-        model, trained = start_model(
-            cfg.cfg,
-            cfg.weights,
-            data.names,
-            anchors_per_level=round(hyp.anchors),
-            box_sizes=lambda stride: data.labels["train"].box_sizes(
-                round_up_to_stride(cfg.imgsz, stride)
-            ),
-            ratio_limit=hyp.anchor_t,
-            world=world,
-            say=say,
-            **cfg.starting(),
-        )
-    return model, run.fit_to(data, trained, say)
+        table = run.saved.description.table
+        model = detector_for_state(Path(cfg.resume), table, run.saved.model, load=False)
+        return model, None
 
+    def box_sizes(stride: int) -> NDArray[np.float64]:
+        return data.labels["train"].box_sizes(round_up_to_stride(cfg.imgsz, stride))
 
-def measured(
-    run: Run,
-    batch: GlobalBatch,
-    model: Detector,
-    criterion: Loss,
-    precision: torch.dtype,
-    labels: Labels,
-    image_size: int,
-    say: Say,
-    *,
-    draw: Callable[[int], Tensor] | None,
-) -> int:
-    """--batch-size -1: the largest batch that fits in memory, by trial steps on images of the most
-    pixels and boxes.
-
-    draw: draws a batch on the device, if the run does.
-    """
-    cfg, world = run.config, run.world
-
-    def compile_mode(images: int) -> str:
-        batches_per_step = replace(batch, size=images * world.size).accumulate
-        return mode_without_reuse(cfg.compile, batches_per_step, world.device, lambda _: None)
-
-    side = (
-        MultiScale.largest_side(image_size, max(model.strides))
-        if run.config.multi_scale
-        else image_size
-    )
-    trial: dict[str, Any] = {
-        "optimizer": run.config.optimizer,
-        "lr": run.hyp.lr0,
-        "momentum": run.hyp.momentum,
-    }
-    # a mosaic shows the boxes of four images
-    trial |= {"boxes_per_image": 4 * labels.boxes_per_image(95) + 1}
-    trial |= {"one_shape": not (cfg.rect or cfg.multi_scale), "draw": draw}
-    trial |= {"compile_mode": compile_mode if cfg.compile != "off" else None}
-    return measure_batch(
-        model, criterion, precision, world, say, images=len(labels), image_size=side, **trial
+    return start_model(
+        cfg.cfg,
+        cfg.weights,
+        data.names,
+        anchors_per_level=round(run.hyp.anchors),
+        fit=not cfg.noautoanchor,
+        box_sizes=box_sizes,
+        anchor_t=run.hyp.anchor_t,
+        seed=cfg.seed,
+        download=cfg.download,
+        world=world,
+        say=say,
     )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
     with distributed_session() as connect:
-        cfg, launch = parse_args(arguments)
+        flags, launch = parse_args(arguments)
         if launch.spawn is not None:
             spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
         else:
-            main(cfg, connect(launch))
+            main(flags, connect(launch))
 
 
 if __name__ == "__main__":

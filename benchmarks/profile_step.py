@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
-from models.heads.registry import HEADS
+from models.head_registry import HEADS
 from training.state import TrainState
 from utils.distributed.devices import pick_devices, wait_for
 from utils.distributed.launch import RankInfo

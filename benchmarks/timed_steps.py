@@ -17,12 +17,15 @@ import torch
 from data.loader import Batch
 from data.sampler import TrainSampler
 from models import LossGains, build_loss, build_model
-from models.losses.compiled import compile_loss
 from train import train_one_epoch
 from training.batch_size.global_batch import NOMINAL_BATCH, GlobalBatch
 from training.checkpoints.manager import CheckpointManager
+from training.checkpoints.preemption import SaveTrigger
+from training.compiled_loss import compile_loss
+from training.schedule import Schedule
 from training.settings.hyperparameters import Hyp
 from training.state import build_train_state
+from utils.background import BackgroundTask
 from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype
@@ -141,27 +144,28 @@ def train_through(
     of training.
     """
     torch.manual_seed(0)
-    model, hyp = build_model(setting.cfg, NUM_CLASSES), Hyp()
+    model = build_model(setting.cfg, NUM_CLASSES)
     precision = choose_precision(setting.amp, world.device)
     model.to(weights_dtype(precision)).to(memory_format=torch.channels_last).to(world.device)
     criterion = build_loss(model.head, LossGains()).to(weights_dtype(precision))
+    accumulating = GlobalBatch(NOMINAL_BATCH // group)  # only its accumulation matters
     state = build_train_state(
         model,
         world,
-        GlobalBatch(NOMINAL_BATCH // group),  # only the accumulation of this one matters
-        precision,
-        criterion.terms,
-        layers=list(model.layers),
-        smallest_side=2 * max(model.strides),
-        total=len(batches),
-        epochs=1,
-        patience=0,
-        cosine=False,
+        accumulating,
+        Schedule(
+            total=len(batches),
+            epochs=1,
+            batch_size=accumulating.size,
+            lr0=LEARNING_RATE,
+            warmup_epochs=0,
+        ),
+        precision=precision,
         optimizer=setting.optimizer,
+        weight_decay=Hyp().weight_decay,
+        loss_terms=criterion.terms,
         sync_bn=setting.sync_bn and world.size > 1,
-        shard=False,
         say=print,
-        **{**hyp.learning(), "lr0": LEARNING_RATE, "warmup_epochs": 0},
     )
     state.batch = GlobalBatch(setting.batch * world.size, world.size)
     if change is not None:
@@ -177,9 +181,21 @@ def train_through(
     loader: Any = batches  # has all of a loader that train_one_epoch uses
     watched: Any = Watched(watch)
     description: Any = None  # unused, because nothing is saved
-    manager = CheckpointManager(Path(), state, description, final_only=True, period=0)
-    with manager as checkpoints, tuned_convolutions(one_shape=True):
-        train_one_epoch(state, loader, criterion, checkpoints, title="", pictures=watched)
+    background = BackgroundTask("")
+    trigger = SaveTrigger(world, 0, background)
+    checkpoints = CheckpointManager(
+        Path(), state, description, trigger, background, final_only=True, period=0
+    )
+    with checkpoints, trigger, tuned_convolutions(one_shape=True):
+        train_one_epoch(
+            state,
+            loader,
+            criterion,
+            checkpoints,
+            trigger.all_reduce_sum,
+            title="",
+            pictures=watched,
+        )
     means = state.progress.losses.means()
     if not np.isfinite(list(means.values())).all():
         raise ValueError(f"the losses did not stay finite: {means}")

@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 __all__ = [
     "Augmentation",
     "Dataset",
+    "Images",
     "Loader",
     "Loaders",
     "build_evaluation_loader",
@@ -33,6 +34,8 @@ __all__ = [
     "open_dataset",
     "trial_drawing",
 ]
+
+Images = Reader | DeviceImages  # where the base images of a split are read from
 
 MAX_VAL_BATCH_SIZE = 32  # images; a validation batch belongs to one process
 
@@ -46,12 +49,12 @@ class Loaders(NamedTuple):
 
 def build_loaders(
     labels: Mapping[str, Labels],
-    images: Mapping[str, Reader | DeviceImages],
+    images: Mapping[str, Images],
     batch_size: int,
     image_size: int,
     stride: int,
     world: World,
-    augmentation: Mapping[str, float],
+    augmentation: Augmentation,
     *,
     seed: int,
     rect: bool,
@@ -82,7 +85,7 @@ def build_loaders(
     train = build_train_loader(
         labels["train"],
         batch_size=batch_size,
-        augmentation=Augmentation(**augmentation),
+        augmentation=augmentation,
         seed=seed,
         rect=rect,
         mosaic_until=mosaic_until,
@@ -106,7 +109,7 @@ def build_train_loader(
     mosaic_until: int = 2**31,
     workers: int = 0,
     device: torch.device = CPU,
-    images: Reader | DeviceImages | None = None,
+    images: Images | None = None,
     rank: int = 0,
     size: int = 1,
     ring_bytes: int | None = None,
@@ -142,7 +145,7 @@ def _train_samples(
     image_size: int,
     augmentation: Augmentation,
     seed: int,
-    images: Reader | DeviceImages | None,
+    images: Images | None,
 ) -> Samples:
     planner = (
         TilePlanner(labels, image_size, augmentation, seed)
@@ -154,9 +157,9 @@ def _train_samples(
 
 def trial_drawing(
     labels: Labels,
-    images: Reader | DeviceImages,
+    images: Images,
     image_size: int,
-    augmentation: Mapping[str, float],
+    augmentation: Augmentation,
     *,
     rect: bool,
 ) -> Callable[[int], Tensor] | None:
@@ -168,7 +171,7 @@ def trial_drawing(
     """
     if not isinstance(images, DeviceImages):
         return None
-    samples = _train_samples(labels, image_size, Augmentation(**augmentation), 0, images)
+    samples = _train_samples(labels, image_size, augmentation, 0, images)
 
     def draw(count: int) -> Tensor:
         keys = [
@@ -196,7 +199,7 @@ def build_evaluation_loader(
     canvas: tuple[int, int] | None = None,
     workers: int = 0,
     device: torch.device = CPU,
-    images: Reader | DeviceImages | None = None,
+    images: Images | None = None,
     rank: int = 0,
     size: int = 1,
     ring_bytes: int | None = None,

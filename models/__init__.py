@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.detector import Detector, check_shapes
-from models.heads.registry import build_loss
+from models.head_registry import build_loss
 from models.losses import LossGains
 from models.python_api import load
 from models.table import Anchors, load_model_table, resolve

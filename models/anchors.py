@@ -30,7 +30,7 @@ def _closeness(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
     return closeness.max(0)
 
 
-def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
+def best_possible_recall(sizes: Sizes, anchors: Sizes, anchor_t: float) -> float:
     """Return the share of the boxes that some anchor reaches, in [0, 1]; 1 if there are no boxes.
 
     >>> best_possible_recall(np.array([[10., 10.], [90., 90.]]), np.array([[10., 12.]]), 4.0)
@@ -38,21 +38,21 @@ def best_possible_recall(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> fl
     """
     if len(sizes) == 0:
         return 1.0
-    reached = _closeness(sizes, anchors) > 1 / ratio_limit
+    reached = _closeness(sizes, anchors) > 1 / anchor_t
     return float(reached.mean())
 
 
-def _fitness(sizes: Sizes, anchors: Sizes, ratio_limit: float) -> float:
+def _fitness(sizes: Sizes, anchors: Sizes, anchor_t: float) -> float:
     """Return the mean closeness of the boxes, in which those that no anchor reaches count as 0."""
     closeness = _closeness(sizes, anchors)
-    reached = closeness > 1 / ratio_limit
+    reached = closeness > 1 / anchor_t
     return float((closeness * reached).mean())
 
 
 def fit_anchors(
     sizes: Sizes,
     count: int,
-    ratio_limit: float,
+    anchor_t: float,
     *,
     seed: int = 0,
     iterations: int = 30,
@@ -67,7 +67,7 @@ def fit_anchors(
     Args:
         sizes: of the boxes; those narrower or lower than 2 px are ignored.
         count: number of anchors K.
-        ratio_limit: an anchor reaches a box if their sides differ by a smaller factor.
+        anchor_t: an anchor reaches a box if their sides differ by a smaller factor.
         seed: of the random choices.
         iterations: of k-means.
         generations: number of mutations that are tried.
@@ -81,11 +81,11 @@ def fit_anchors(
     generator = np.random.default_rng(seed)
     anchors = _kmeans(sizes, count, generator, iterations)
 
-    best_fitness = _fitness(sizes, anchors, ratio_limit)
+    best_fitness = _fitness(sizes, anchors, anchor_t)
     for _ in range(generations):
         factors = _mutation(anchors.shape, generator)
         mutated = np.maximum(anchors * factors, MIN_SIDE_PX)
-        fitness = _fitness(sizes, mutated, ratio_limit)
+        fitness = _fitness(sizes, mutated, anchor_t)
         if fitness > best_fitness:
             best_fitness = fitness
             anchors = mutated
@@ -147,7 +147,7 @@ def matched(share: float) -> str:
 def check_anchors(
     sizes: Sizes,
     anchors_px: NDArray[np.float64],
-    ratio_limit: float,
+    anchor_t: float,
     *,
     seed: int = 0,
     placeholders: bool = False,
@@ -160,7 +160,7 @@ def check_anchors(
     Args:
         sizes: of the boxes.
         anchors_px: [L, A, 2], those of the model.
-        ratio_limit, seed: as for `fit_anchors`.
+        anchor_t, seed: as for `fit_anchors`.
         placeholders: anchors_px are kept only if there are too few boxes to fit others.
     """
     levels, per_level, _ = anchors_px.shape
@@ -172,15 +172,15 @@ def check_anchors(
     if len(sizes) == 0:
         return anchors_px, "no boxes to check the anchors with"
 
-    own_recall = best_possible_recall(sizes, own_anchors, ratio_limit)
+    own_recall = best_possible_recall(sizes, own_anchors, anchor_t)
     if own_recall >= GOOD_RECALL and not placeholders:
         return anchors_px, matched(own_recall)
     if len(sizes) < len(own_anchors):
         few = f"{counted(len(sizes), 'box')} are too few to choose new anchors by"
         return anchors_px, f"{matched(own_recall)}; {few}"
 
-    fitted = fit_anchors(sizes, len(own_anchors), ratio_limit, seed=seed)
-    recall = best_possible_recall(sizes, fitted, ratio_limit)
+    fitted = fit_anchors(sizes, len(own_anchors), anchor_t, seed=seed)
+    recall = best_possible_recall(sizes, fitted, anchor_t)
     if recall <= own_recall and not placeholders:
         return anchors_px, f"{matched(own_recall)}; new anchors would match {recall:.1%}"
 

@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.blocks import Layer, Stack
 from models.blocks.convolutions import Conv
 from models.blocks.registry import LAYERS
+from models.head_registry import HEADS
 from models.heads import Head, Raw
-from models.heads.registry import HEADS
 from models.recompute import recomputed
 from models.table import (
     MAX_CHANNELS,

@@ -23,6 +23,7 @@ import train
 import training.checkpoints.preemption
 import training.nonfinite
 import training.state
+import training.validation
 from benchmarks.steps.operations import host_waits, operations, profiled_step, roots
 from benchmarks.timed_steps import Setting
 from data import Loader
@@ -211,7 +212,7 @@ def test_whole_steps_never_make_host_wait(
     """
     monkeypatch.setattr(
         DecoupledLoss, "weighted_sum", Loss.weighted_sum
-    )  # with L1, as in the closing epochs
+    )  # with L1, as in epochs without mosaic
     setting = Setting(
         cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings)
     )
@@ -254,6 +255,6 @@ def test_detection_reads_device_values_only_in_nms(
             AnchorBasedHead, "decode_candidates", Head.decode_candidates
         )  # only a CPU uses its own
         monkeypatch.setattr(evaluation, "detections_in_images", nms)
-        monkeypatch.setattr(train, "predict_split", detect)
+        monkeypatch.setattr(training.validation, "predict_split", detect)
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert calls[:8] == [0] * 8  # one call per image of the epoch's validation

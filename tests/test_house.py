@@ -272,14 +272,6 @@ def attributes_read(files: list[Path]) -> set[tuple[str, str]]:
     }
 
 
-CONFIG, HYP = (
-    ROOT / "training" / "settings" / "config.py",
-    ROOT / "training" / "settings" / "hyperparameters.py",
-)
-# Methods of TrainConfig that return flags as keyword arguments.
-GROUPS = ("reading", "starting", "caching", "loading", "learning", "saving", "validating")
-
-
 def method(file: Path, name: str) -> ast.FunctionDef:
     return next(
         node for node in nodes(file) if isinstance(node, ast.FunctionDef) and node.name == name
@@ -287,17 +279,17 @@ def method(file: Path, name: str) -> ast.FunctionDef:
 
 
 def test_every_config_field_is_read():
-    scripts = [
-        ROOT / "train.py",
-        ROOT / "val.py",
-        *sorted((ROOT / "training").rglob("*.py")),
-    ]
-    read = {name for base, name in attributes_read(scripts) if base in ("cfg", "config")}
-    for group in GROUPS:  # passed on as keyword arguments by train.py
-        assert any(name == f"cfg.{group}" for name, _ in calls(ROOT / "train.py")), group
-        read |= {
-            node.attr for node in ast.walk(method(CONFIG, group)) if isinstance(node, ast.Attribute)
+    config = ROOT / "training" / "settings" / "config.py"
+    files = [ROOT / "train.py", *sorted((ROOT / "training").rglob("*.py"))]
+    holders = ("cfg", "config", "given", "flags")
+    read = {name for base, name in attributes_read(files) if base in holders}
+    properties = {name for name, kind in vars(TrainConfig).items() if isinstance(kind, property)}
+    assert properties <= read
+    for name in properties:  # settings that follow from several flags
+        of_property = {
+            node.attr for node in ast.walk(method(config, name)) if isinstance(node, ast.Attribute)
         }
+        read |= of_property
     assert {field.name for field in fields(TrainConfig)} - read == set()
 
 
@@ -313,18 +305,15 @@ def test_every_config_field_has_a_flag():
 
 
 def test_every_hyperparameter_is_read():
-    direct = {name for base, name in attributes_read([ROOT / "train.py"]) if base == "hyp"}
-    for group in ("learning", "loss", "augmentation"):  # passed on as keyword arguments by train.py
-        assert any(name == f"run.hyp.{group}" for name, _ in calls(ROOT / "train.py")), group
-        direct |= {*getattr(Hyp(), group)()}
-        direct |= {
-            node.attr for node in ast.walk(method(HYP, group)) if isinstance(node, ast.Attribute)
-        }
-    assert {field.name for field in fields(Hyp)} - direct == set()
-    carried = {field.name for field in fields(Augmentation)}
-    assert carried == {*Hyp().augmentation()}
+    groups = ROOT / "training" / "settings" / "groups.py"
+    files = [ROOT / "train.py", ROOT / "training" / "start.py", groups]
+    read = {name for base, name in attributes_read(files) if base == "hyp"}
+    assert {field.name for field in fields(Hyp)} - read == set()
+    called = {name for name, _ in calls(ROOT / "train.py")}
+    assert {"augmentation", "loss_gains", "schedule"} <= called
+
     in_data = {name for _, name in attributes_read(sorted((ROOT / "data").rglob("*.py")))}
-    assert carried - in_data == set()
+    assert {field.name for field in fields(Augmentation)} - in_data == set()
 
 
 def test_help_keeps_the_line_breaks_of_its_commands():

@@ -31,7 +31,7 @@ from models.assign.targets import pad_targets
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, ReorderedClasses
 from models.backends.in_torch import TorchBackend
 from models.blocks.registry import LAYERS
-from models.heads.registry import HEADS, build_loss
+from models.head_registry import HEADS, build_loss
 from models.losses import LossGains
 from models.nms import non_max_suppression
 from tests.support.anchor_free import FAMILY
@@ -48,11 +48,13 @@ from training.checkpoints.preemption import SaveTrigger
 from training.ema import EMA
 from training.freezing import freeze, set_training
 from training.optimizers import build_optimizer
+from training.schedule import Schedule
 from training.state import build_train_state
 from utils.background import BackgroundTask
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
 from utils.distributed.world import World
+from utils.log import say_nothing
 
 SIDE = 64
 ALL_AUGMENTATIONS = Augmentation(
@@ -226,29 +228,28 @@ class Epoch:
             self.model,
             world,
             GlobalBatch(sampler.batch_size, world.size),
-            precision,
-            self.criterion.terms,
-            layers=list(self.model.layers),
-            smallest_side=2 * max(self.model.strides),
-            total=BATCHES * 10,
-            epochs=10,
-            patience=0,
-            cosine=False,
+            Schedule(total=BATCHES * 10, epochs=10, batch_size=sampler.batch_size),
+            precision=precision,
             optimizer=optimizer,
             weight_decay=5e-4,
-            sync_bn=False,
-            shard=False,
-            say=lambda _: None,
+            loss_terms=self.criterion.terms,
+            say=say_nothing,
         )
         self.scale = MultiScale(0, max(self.model.strides)) if scale else None
 
     def train(self) -> OneDevice:
         """Train the epoch and return the device, which has counted the operations."""
         trigger = SaveTrigger(self.state.world, 0, BackgroundTask("test"))
-        checkpoints: Any = SimpleNamespace(trigger=trigger, after_step=lambda _: trigger.check())
+        checkpoints: Any = SimpleNamespace(after_step=lambda _: trigger.check())
         with fused_on_meta(), OneDevice() as device:
             train.train_one_epoch(
-                self.state, self.loader, self.criterion, checkpoints, title="", scale=self.scale
+                self.state,
+                self.loader,
+                self.criterion,
+                checkpoints,
+                trigger.all_reduce_sum,
+                title="",
+                scale=self.scale,
             )
             self.state.sync_buffers()
         return device
@@ -302,7 +303,7 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 1, {"head": ("DistanceDetect", ["nc", 16]), "recompute": True}),
         ("AdamW", 2, {"head": ("DistanceDetect", ["nc", 1, True])}),
         ("SGD", 2, {"head": ("DualDistanceDetect", ["nc"]), "scale": True}),
-        ("Adam", 1, {"scale": True, "focal_gamma": 1.5, "label_smoothing": 0.1}),
+        ("Adam", 1, {"scale": True, "fl_gamma": 1.5, "label_smoothing": 0.1}),
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],
 )

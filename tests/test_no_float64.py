@@ -15,7 +15,7 @@ import torch
 import train
 from tests.support.no_float64 import DEVICE, REFUSAL, NoFloat64, OnDevice
 from tests.support.small_run import small_description, state_with
-from training import evaluation
+from training import evaluation, validation
 from utils.distributed import precision
 from utils.distributed.world import World
 
@@ -31,7 +31,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoFloat64]:
     """The device, which the code takes for one like Metal."""
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("mps", DEVICE.type))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # "meta" has none
-    for module in (train, evaluation):  # in inference mode, a dispatch mode sees other operations
+    for module in (
+        validation,
+        evaluation,
+    ):  # in inference mode, a dispatch mode sees other operations
         in_no_grad = torch.no_grad()(evaluation.predict_split.__wrapped__)
         monkeypatch.setattr(module, "predict_split", in_no_grad)
     with NoFloat64() as device:

@@ -511,15 +511,14 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         ),
         (
             {},
-            {"format": 1},
-            "(format 1; this one reads 3 to 6): resume it with the version that wrote it, or start "
-            "a",
+            {"format": 2},
+            "(format 2; this one reads 1): resume it with the version that wrote it, or start a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
-        ({}, {"open": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),
+        ({}, {"pending": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),
         (
             {},
-            {"open": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
+            {"pending": {"time": 1.0, "losses": {}, "lr": 0.1, "pace": ""}},
             "its counts contradict each other: epochs 3, batches 0, rows of results 3",
         ),
         (
@@ -818,7 +817,7 @@ INVALID_ENTRIES = [
     ("losses", torch.full((1, 4), float("nan"))),
     ("random", {"cpu": torch.zeros(3)}),
     ("random.cpu", torch.zeros(3, dtype=torch.uint8)),
-    ("steps", {"skipped": "x"}),
+    ("guard", {"skipped": "x"}),
     ("results", [{"epoch": 1}, {"other": 2}]),
     ("results", []),
     ("names", ["blue", "green\n", "red"]),

@@ -11,7 +11,7 @@ import pytest
 
 import train
 import val
-from models.heads.registry import HEADS
+from models.head_registry import HEADS
 from models.weights.kestrel import load_detector
 from tests import test_resume
 from tests.support.anchor_free import FAMILY, register
@@ -122,8 +122,8 @@ def test_head_learns_and_is_evaluated(start, data, folder, table):
     assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
 
 
-def test_l1_is_trained_in_the_closing_epochs(tmp_path):
-    """Without mosaic, mixup and copy-paste, closing epochs differ in nothing else."""
+def test_l1_is_trained_in_the_epochs_without_mosaic(tmp_path):
+    """Mosaic, mixup and copy-paste are off in all epochs, so these differ in nothing else."""
     data = draw_data(tmp_path / "data")
     write_hyp(tmp_path / "plain.yaml", "hyp.no-augmentation.yaml", lr0=0.05, nominal_batch=4)
     for closed in (0, 1):

@@ -461,7 +461,7 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
     assert kept[0] == 1  # the first epoch is always the best so far
     for file, parts in (
         ("best.pt", ("model", "epoch", "metrics")),
-        ("last.pt", ("ema", "best", "metrics", "open")),
+        ("last.pt", ("ema", "best", "metrics", "pending")),
     ):
         ours, theirs = (checkpoint_file.load(folder / "weights" / file) for folder in (late, plain))
         assert all(same(ours[part], theirs[part]) for part in parts)

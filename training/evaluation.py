@@ -194,12 +194,16 @@ def evaluate_best(
     checkpoints: CheckpointManager,
     table: dict[str, Any],
     loader: Loader[EvaluationSampler],
+    world: World,
     *,
     active: bool,
 ) -> tuple[Evaluation, int]:
-    """Return the evaluation of best.pt, the same as by val.py, and its epoch, counted from 1."""
-    world = checkpoints.world
-    model, epoch = Detector(table), 0
+    """Return the evaluation of best.pt, the same as by val.py, and its epoch, counted from 1.
+
+    table: of the model. active: whether a progress bar is shown.
+    """
+    model = Detector(table)
+    epoch = 0
     if world.is_main:  # other machines may have no access to the folder
         model, saved = load_detector(checkpoints.best)
         epoch = saved["epoch"]
@@ -207,8 +211,7 @@ def evaluate_best(
     world.wait_for_main()
     world.broadcast_([*model.parameters(), *model.buffers()])
 
-    interrupted = checkpoints.trigger.signal_received
-    with checkpoints.interruptible(saved=True):
+    with checkpoints.interruptible(saved=True) as interrupted:
         result = evaluate_split(
             model, loader, world, title="best", active=active, interrupted=interrupted
         )

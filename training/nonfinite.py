@@ -201,6 +201,25 @@ def describe_skipped(skipped: int, steps: int) -> str:
     )
 
 
+def describe_skipped_in_epoch(skipped: int, searched: int, steps: int) -> str:
+    """Return what happened to an epoch's optimizer steps, to append to its line; "" if nothing did.
+
+    skipped, searched: of `steps` steps, as NonFiniteGuard counts them.
+
+    >>> describe_skipped_in_epoch(2, 0, 13)
+    ', 2 of 13 optimizer steps skipped (not finite)'
+    >>> describe_skipped_in_epoch(0, 1, 13)
+    ", 1 of 13 optimizer steps set float16's gradient scale"
+    """
+    of_steps = f"of {counted(steps, 'optimizer step')}"
+    text = ""
+    if skipped:
+        text += f", {skipped} {of_steps} skipped (not finite)"
+    if searched:
+        text += f", {searched} {of_steps} set float16's gradient scale"
+    return text
+
+
 def refuse_mostly_skipped(skipped: int, steps: int, lr: float) -> None:
     """Raise NonFiniteError if more than half of a run's optimizer steps were skipped."""
     if 2 * skipped > steps:

@@ -14,55 +14,63 @@ from utils.distributed.world import World
 
 
 class EpochLosses:
-    """The sum of this process's losses over an epoch, on the device; batches whose loss is not
-    finite are left out.
+    """The sum of this process's losses over an epoch, on the device.
+
+    Batches whose loss is not finite are left out.
     """
 
     def __init__(
         self, terms: Sequence[str], world: World, dtype: torch.dtype = torch.float32
     ) -> None:
-        self.terms, self.world = list(terms), world
+        self.terms = list(terms)
+        self.world = world
         # the last entry counts batches
         self.sums = torch.zeros(len(terms) + 1, dtype=dtype, device=world.device)
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add a batch's terms, scalars."""
-        row = torch.stack([losses[term].detach() for term in self.terms] + [self.sums.new_ones(())])
+        terms = [losses[term].detach() for term in self.terms]
+        one_batch = self.sums.new_ones(())
+        row = torch.stack([*terms, one_batch])
         self.sums += torch.where(row.isfinite().all(), row, 0)
 
     def running_means(self, sums: Tensor) -> dict[str, float]:
-        """An estimate of `means` from this process's losses alone. sums: a copy of `self.sums`."""
+        """Return an estimate of `means` from this process's losses alone.
+
+        sums: a copy of `self.sums` on the host.
+        """
         *values, batches = sums.tolist()
-        return {
-            term: value * self.world.size / max(batches, 1)
-            for term, value in zip(self.terms, values, strict=True)
-        }
+        means = [value * self.world.size / max(batches, 1) for value in values]
+        return dict(zip(self.terms, means, strict=True))
 
     def means(self) -> dict[str, float]:
-        """The mean of each term over the epoch's batches. A collective."""
-        *sums, batches = self.world.all_reduce_sum(self.sums).tolist()
-        batches = batches / self.world.size or float("nan")
+        """Return the mean of each term over the epoch's batches. A collective."""
+        *sums, batches_of_all = self.world.all_reduce_sum(self.sums).tolist()
+        batches = batches_of_all / self.world.size or float("nan")
         return {term: value / batches for term, value in zip(self.terms, sums, strict=True)}
 
     def clear(self) -> None:
+        """Start a new epoch."""
         self.sums.zero_()
 
     def state(self) -> Tensor:
-        """The sums of all processes, [processes, terms + 1]. A collective."""
-        return self.world.all_gather_rows(self.sums.cpu().double()[None])  # Metal has no float64
+        """Return the sums of all processes, [processes, terms + 1]. A collective."""
+        own = self.sums.cpu().double()  # Metal has no float64
+        return self.world.all_gather_rows(own[None])
 
     def load(self, rows: Tensor) -> None:
-        # saved by another number of processes: rank 0 takes the total
-        if len(rows) != self.world.size:
-            total = torch.cat([rows.sum(0)[:-1], rows.mean(0)[-1:] * self.world.size])
-            rows = torch.zeros(self.world.size, len(total)).double()
-            rows[0] = total
+        """Restore the result of `state`, of this or another number of processes."""
+        if len(rows) != self.world.size:  # rank 0 takes the total
+            sums = rows.sum(0)[:-1]
+            batches = rows.mean(0)[-1:] * self.world.size
+            rows = torch.zeros(self.world.size, len(self.sums)).double()
+            rows[0] = torch.cat([sums, batches])
         self.sums.copy_(rows[self.world.rank].to(self.sums.dtype))
 
 
 @dataclass
 class RunProgress:
-    """`epoch` epochs are trained, and `batch` batches of the next one.
+    """How far a run is: `epoch` epochs are trained, and `batch` batches of the next one.
 
     pending: the values of the last epoch, until its validation is evaluated.
     """
@@ -72,34 +80,41 @@ class RunProgress:
     epoch: int = 0
     batch: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation
-    rows: list[dict[str, float]] = field(default_factory=list)  # of results.csv
+    results: list[dict[str, float]] = field(default_factory=list)  # rows of results.csv
     pending: PendingEpoch | None = None
     epoch_start: float = field(default_factory=time.perf_counter)  # start of the epoch
 
     def end_epoch(self, pace: str, lr: float) -> None:
-        """Go to the next epoch; this one is pending until `complete_epoch`. A collective."""
+        """Go to the next epoch; this one is pending until `complete_epoch`. A collective.
+
+        pace: its speed as text. lr: the learning rate of its last batch.
+        """
         self.pending = PendingEpoch(self.seconds, self.losses.means(), lr, pace)
-        self.epoch, self.batch, self.epoch_start = self.epoch + 1, 0, time.perf_counter()
+        self.epoch += 1
+        self.batch = 0
+        self.epoch_start = time.perf_counter()
         self.losses.clear()
 
     def complete_epoch(
         self, columns: Callable[[dict[str, float]], dict[str, float]]
     ) -> tuple[str, dict[str, float]]:
-        """Append the pending epoch's row to `rows`; return its speed as text, and the row.
+        """Append the pending epoch's row to `results`; return its speed as text, and the row.
 
         columns: makes the columns between time and lr from the epoch's losses. Raises RuntimeError
         if no epoch is pending.
         """
-        if self.pending is None:
+        pending = self.pending
+        if pending is None:
             raise RuntimeError("no epoch is pending")
-        pending, self.pending = self.pending, None
+        self.pending = None
+
         row = {
             "epoch": self.epoch,
             "time": pending.time,
             **columns(pending.losses),
             "lr": pending.lr,
         }
-        self.rows.append(row)
+        self.results.append(row)
         return pending.pace, row
 
     @property
@@ -108,11 +123,11 @@ class RunProgress:
         return time.perf_counter() - self.epoch_start
 
     def finished(self, epochs: int) -> bool:
-        """Whether a run of `epochs` epochs is done or has stopped early."""
+        """Return whether a run of `epochs` epochs is done or has stopped early."""
         return self.epoch >= epochs or self.early_stopping.should_stop()
 
     def state(self) -> dict[str, Any]:
-        """The entries of a Checkpoint that hold the progress. A collective."""
+        """Return the entries of a Checkpoint that hold the progress. A collective."""
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -120,25 +135,25 @@ class RunProgress:
             "losses": self.losses.state(),
             "best": self.early_stopping.state_dict(),
             "metrics": self.metrics,
-            "results": self.rows,
-            "open": asdict(self.pending) if self.pending else {},
+            "results": self.results,
+            "pending": asdict(self.pending) if self.pending else {},
         }
 
     def load(self, saved: Checkpoint) -> None:
         """Restore a checkpoint. Raises ValueError if its losses are those of another model."""
-        self.epoch, self.batch, self.epoch_start = (
-            saved.epoch,
-            saved.batch,
-            time.perf_counter() - saved.seconds,
-        )
+        self.epoch = saved.epoch
+        self.batch = saved.batch
+        self.epoch_start = time.perf_counter() - saved.seconds
         self.losses.load(saved.losses)
         self.early_stopping.load_state_dict(saved.best)
-        self.metrics, self.rows, self.pending = saved.metrics, saved.results, saved.pending
-        losses = self.pending.losses if self.pending else {}
-        if self.pending and {k: type(v) for k, v in losses.items()} != dict.fromkeys(
-            self.losses.terms, float
-        ):
-            raise ValueError(
-                f"its losses are {losses}, expected a number for each of "
-                f"{', '.join(self.losses.terms)}"
-            )
+        self.metrics = saved.metrics
+        self.results = saved.results
+        self.pending = saved.pending_epoch()
+        if self.pending is not None:
+            self._check_losses(self.pending.losses)
+
+    def _check_losses(self, losses: dict[str, float]) -> None:
+        kinds = {name: type(value) for name, value in losses.items()}
+        if kinds != dict.fromkeys(self.losses.terms, float):
+            expected = ", ".join(self.losses.terms)
+            raise ValueError(f"its losses are {losses}, expected a number for each of {expected}")

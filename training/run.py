@@ -1,12 +1,16 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
-from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from data import Dataset, Images
+from data.splits import find_data, find_hyp
+from models.detector import Detector
+from training.batch_size.find import find_batch_size
+from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import (
     Checkpoint,
     Description,
@@ -30,6 +34,7 @@ from training.checkpoints.resume import (
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
+from training.start import check_model
 from training.state import TrainState
 from utils.distributed.world import World
 from utils.files.checkpoint_file import fingerprint
@@ -42,64 +47,93 @@ from utils.printable import counted
 FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
 
 
-class TrainingData(Protocol):
-    """The attributes of `data.Dataset` that a run needs."""
-
-    @property
-    def file(self) -> Path: ...
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def names(self) -> list[str]: ...
-
-    @property
-    def labels(self) -> Mapping[str, Sized]: ...  # the images of each split
-
-    digests: dict[str, str]  # of each split's labels
-
-
 @dataclass
 class Run:
-    """A new run, or a run that is resumed from the checkpoint `saved`."""
+    """A new run, or a run that is resumed from the checkpoint `saved`.
+
+    config, hyp: the settings as flags, files and checkpoint give them, until `resolve_settings`
+    chooses those that are "auto".
+    """
 
     config: TrainConfig
     hyp: Hyp
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
-    recipe: Recipe | None = None  # of a new run with --hyp auto, set by `fit_to`
+    recipe: Recipe | None = None  # of a new run with --hyp auto
     folder: Path = Path()  # set by `open_folder`
 
-    def fit_to(self, data: TrainingData, trained: TrainedWeights | None, say: Say) -> TrainConfig:
-        """Choose the settings of a new run that are "auto", or check a resumed run; return all
-        settings.
+    def check_data(self, data: Dataset, say: Say) -> None:
+        """Raise ValueError if a resumed run was trained on other classes.
 
-        trained: the trained weights that a new run starts from, None for random ones. A resumed run
-        raises ValueError if it was trained on other classes, and logs a line if its images have
-        changed. Raises ValueError if the processes' choices differ.
+        Logs a line if its images have changed. A new run does nothing.
+        """
+        if self.saved is None:
+            return
+        description = self.saved.description
+        if data.names != description.names:
+            raise ValueError(
+                f"{self.config.resume}: its class names differ from those of {data.file}"
+            )
+        if data.digests["train"] != description.images:
+            say(
+                f"{data.file}: since {self.config.resume} was written the training images or their "
+                "labels have changed"
+            )
+
+    def resolve_settings(
+        self,
+        data: Dataset,
+        images: Images,
+        model: Detector,
+        trained: TrainedWeights | None,
+        *,
+        image_size: int,
+        precision: torch.dtype,
+        say: Say,
+    ) -> tuple[TrainConfig, Hyp, GlobalBatch]:
+        """Return the final settings, with nothing "auto" and the batch size that is used.
+
+        Args:
+            images: the training images, where they are read from.
+            model: on this process's device, to measure --batch-size -1 with a copy of it.
+            trained: the trained weights that a new run starts from, None for random ones.
+            image_size: in pixels, a multiple of the model's largest stride.
+            precision: of the forward pass.
+
+        Raises ValueError if the processes' choices differ, no batch fits in memory, or there are
+        too few images for the processes.
         """
         if self.saved is None:
             if self.config.hyp == AUTO:
                 self._choose_recipe(data, trained)
             chosen = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
             self.world.require_same("the recipe", chosen | self.hyp.as_dict())
-            return self.config
-        if data.names != self.saved.description.names:
-            raise ValueError(
-                f"{self.config.resume}: its class names differ from those of {data.file}"
-            )
-        if data.digests["train"] != self.saved.description.images:
-            say(
-                f"{data.file}: since {self.config.resume} was written the training images or their "
-                "labels have changed"
-            )
-        return self.config
 
-    def _choose_recipe(self, data: TrainingData, trained: TrainedWeights | None) -> None:
+        labels = data.labels["train"]
+        batch = GlobalBatch(self.config.batch_size, self.world.size, nominal=self.hyp.nominal_batch)
+        if batch.size == -1:
+            size = find_batch_size(
+                self.config,
+                self.hyp,
+                model,
+                labels,
+                images,
+                image_size=image_size,
+                precision=precision,
+                world=self.world,
+                say=say,
+            )
+            batch = replace(batch, size=size)
+        batch = batch.limited_to(len(labels), say)
+
+        # kept if another number of processes resumes the run
+        self.config = replace(self.config, batch_size=batch.size)
+        return self.config, self.hyp, batch
+
+    def _choose_recipe(self, data: Dataset, trained: TrainedWeights | None) -> None:
         cfg = self.config
-        is_free = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
+        may_choose_batch = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
         self.recipe = choose_recipe(
             cfg.optimizer,
             images=len(data.labels["train"]),
@@ -107,15 +141,15 @@ class Run:
             classes=len(data.names),
             trained=trained,
             sharded=cfg.shard,
-            batch_size=None if is_free else cfg.batch_size,
+            batch_size=None if may_choose_batch else cfg.batch_size,
             unit=data.unit,
         )
         batch_size = self.recipe.batch_size or cfg.batch_size
         self.config = replace(cfg, optimizer=self.recipe.optimizer, batch_size=batch_size)
         self.hyp = self.recipe.hyp
 
-    def describe(self, table: dict[str, Any], data: TrainingData) -> Description:
-        """The description of the run in its checkpoints. table: of the model."""
+    def describe(self, table: dict[str, Any], data: Dataset) -> Description:
+        """Return the description of the run in its checkpoints. table: of the model."""
         return Description(
             table=table,
             names=data.names,
@@ -127,8 +161,7 @@ class Run:
         )
 
     def restore(self, state: TrainState[Any], images: int) -> None:
-        """Load the checkpoint into `state`; a new run does nothing. images: number of training
-        images.
+        """Load the checkpoint into `state`; a new run does nothing. images: training images.
 
         Raises ValueError if the checkpoint does not fit.
         """
@@ -136,113 +169,129 @@ class Run:
             return
         with refuse_damaged(self.config.resume):
             state.load(self.saved)
-            sizes = {"before": self.saved.description.config["batch_size"], "now": state.batch.size}
             progress = state.progress
             progress.batch = batch_after_resize(
-                progress.batch, epoch=progress.epoch, images=images, **sizes
+                progress.batch,
+                epoch=progress.epoch,
+                images=images,
+                before=self.saved.description.config["batch_size"],
+                now=state.batch.size,
             )
 
     def open_folder(self, report: dict[str, Any], say: Say) -> None:
-        """Create or reopen the run's folder, lock it until this process ends, and write the
-        settings into it.
+        """Create or reopen the run's folder, lock it, and write the settings into it.
 
-        Call it after all checks. report: of the data set. say: logs the chosen recipe. Raises
-        ValueError if another run has locked the folder, or it cannot be created.
+        Call it after all checks. It stays locked until this process ends. report: of the data set.
+        say: logs the chosen recipe. Raises ValueError if another run has locked the folder, or it
+        cannot be created.
         """
-        cfg, path = self.config, ""
+        path = ""
         if self.world.is_main:
-            resumed = run_folder(cfg.resume) if self.saved else self.attempt.run
-            path = str(resumed or new_run_folder(Path(cfg.project), cfg.name, cfg.exist_ok))
+            path = str(self._find_or_create_folder())
         self.folder = Path(self.world.broadcast_object(path))
         if not self.world.is_main:
             return
+
         self._lock = lock_folder(self.folder)
         (self.folder / "weights").mkdir(exist_ok=True)
         remove_partial_files(self.folder)
         for name in FINISHED:
             (self.folder / name).unlink(missing_ok=True)
-        write_yaml(self.folder / SETTINGS, cfg.as_dict())
-        write_hyp(self.folder / "hyp.yaml", cfg.optimizer, self.hyp)
+
+        write_yaml(self.folder / SETTINGS, self.config.as_dict())
+        write_hyp(self.folder / "hyp.yaml", self.config.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
-        if self.recipe:
-            say(self.recipe.describe(str(self.folder / "hyp.yaml"), cfg.batch_size))
-            if advice := self.recipe.advice(cfg.batch_size):
-                say(advice)
         if any(self.attempt.marks):
             write_json(self.folder / MARKS, self.attempt.marks)
+        if self.recipe:
+            self._say_recipe(self.recipe, say)
+
+    def _find_or_create_folder(self) -> Path:
+        if self.saved:
+            return run_folder(self.config.resume)
+        if self.attempt.run:
+            return Path(self.attempt.run)
+        return new_run_folder(Path(self.config.project), self.config.name, self.config.exist_ok)
+
+    def _say_recipe(self, recipe: Recipe, say: Say) -> None:
+        say(recipe.describe(str(self.folder / "hyp.yaml"), self.config.batch_size))
+        if advice := recipe.advice(self.config.batch_size):
+            say(advice)
 
     def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Write metrics.json, which marks the run as done, unlock the folder, and return the
-        metrics.
-        """
+        """Write metrics.json, which marks the run as done, and unlock the folder."""
         if self.world.is_main:
             write_json(self.folder / METRICS, metrics)
             self._lock.release()
         return metrics
 
 
-def open_run(
-    cfg: TrainConfig,
-    world: World,
-    say: Say,
-    *,
-    find_hyp: Callable[[str], Path],
-    find_data: Callable[[str], Path],
-    check_model: Callable[..., None],
-) -> Run:
-    """The run to train: a new one, the one that --resume names, or the one that this launch began
-    before a restart.
+def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
+    """Return the run to train.
 
-    find_hyp, find_data: return the files of --hyp and --data. check_model:
-    `training.start.check_model`. Raises SystemExit(0) if a launcher has restarted a run that is
-    done, and ValueError if there is nothing to resume, the checkpoint does not fit, or processes
-    have different settings or read different checkpoints.
+    It is a new one, the one that --resume names, or the one that this launch began before a
+    restart. Raises SystemExit(0) if a launcher has restarted a run that is done, and ValueError if
+    there is nothing to resume, the checkpoint does not fit, or processes have different settings or
+    read different checkpoints.
     """
-    attempt = find_previous_attempt(Path(cfg.project), world)
+    attempt = find_previous_attempt(Path(flags.project), world)
     if attempt.done:
         say(f"restarted by the launcher, but the run in {attempt.run} is done")
         raise SystemExit(0)
     if attempt.checkpoint:
-        cfg = replace(cfg, resume=attempt.checkpoint)
+        flags = replace(flags, resume=attempt.checkpoint)
         say("restarted by the launcher")
-    elif cfg.resume:
-        cfg = replace(cfg, resume=find_last(cfg.resume, Path(cfg.project), say))
-    saved = read_checkpoint(cfg.resume) if cfg.resume else None
-    if len(set(world.all_gather_object(fingerprint(Path(cfg.resume)) if saved else ""))) > 1:
+    elif flags.resume:
+        flags = replace(flags, resume=find_last(flags.resume, Path(flags.project), say))
+
+    saved = read_checkpoint(flags.resume) if flags.resume else None
+    digest = fingerprint(Path(flags.resume)) if saved else ""
+    if len(set(world.all_gather_object(digest))) > 1:
         raise ValueError(
-            f"{cfg.resume}: differs between the processes; all machines must read the same file"
+            f"{flags.resume}: differs between the processes; all machines must read the same file"
         )
-    if saved is None:
-        check_model(cfg.cfg, cfg.weights, download=cfg.download)
-        cfg, hyp = (cfg, Hyp()) if cfg.hyp == AUTO else with_hyp_file(cfg, find_hyp(cfg.hyp), say)
+
+    if saved:
+        cfg, hyp = _resumed_settings(flags, saved, say)
     else:
-        if "data" in cfg.given:
-            cfg = replace(cfg, data=str(find_data(cfg.data)))
-        cfg, changes = resumed_config(cfg, saved)
-        with refuse_damaged(cfg.resume):
-            hyp = Hyp(**saved.description.hyp)
-        model = cfg.cfg or cfg.weights or "yolov5n.yaml"
-        done = f"{model}, {saved.epoch} of {counted(cfg.epochs, 'epoch')} done"
-        for line in (f"resuming {cfg.resume}: {done}", *changes):
-            say(line)
+        check_model(flags.cfg, flags.weights, download=flags.download)
+        cfg, hyp = _new_settings(flags, say)
     world.require_same("the command line", cfg.training() | hyp.as_dict())
+    GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split
     return Run(cfg, hyp, saved, attempt, world)
 
 
-def with_hyp_file(cfg: TrainConfig, file: Path, say: Say) -> tuple[TrainConfig, Hyp]:
-    """Return the settings with the optimizer of a hyper-parameter file, if none is given, and its
-    hyper-parameters.
+def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:
+    if "data" in flags.given:
+        flags = replace(flags, data=str(find_data(flags.data)))
+    cfg, changes = resumed_config(flags, saved)
+    with refuse_damaged(cfg.resume):
+        hyp = Hyp(**saved.description.hyp)
 
-    say: logs a line if the file names no optimizer. Raises ValueError as read_hyp does, and if the
-    optimizer does not go with the settings.
+    model = cfg.cfg or cfg.weights or "yolov5n.yaml"
+    done = f"{saved.epoch} of {counted(cfg.epochs, 'epoch')} done"
+    say(f"resuming {cfg.resume}: {model}, {done}")
+    for line in changes:
+        say(line)
+    return cfg, hyp
+
+
+def _new_settings(flags: TrainConfig, say: Say) -> tuple[TrainConfig, Hyp]:
+    """Return the settings with the optimizer and hyper-parameters of the file of --hyp.
+
+    With --hyp auto they are chosen later, from the data. say: logs a line if the file names no
+    optimizer. Raises ValueError as read_hyp does, and if the optimizer does not go with the
+    settings.
     """
-    optimizer, hyp = read_hyp(file)
-    if cfg.optimizer != AUTO:
-        return cfg, hyp
+    if flags.hyp == AUTO:
+        return flags, Hyp()
+    optimizer, hyp = read_hyp(find_hyp(flags.hyp))
+    if flags.optimizer != AUTO:
+        return flags, hyp
     if optimizer == AUTO:
         optimizer = "SGD"
-        say(f"--optimizer SGD, for which YOLOv5's files were tuned: {cfg.hyp} names no optimizer")
+        say(f"--optimizer SGD, for which YOLOv5's files were tuned: {flags.hyp} names no optimizer")
     try:
-        return replace(cfg, optimizer=optimizer), hyp
+        return replace(flags, optimizer=optimizer), hyp
     except ValueError as error:
-        raise ValueError(f"{cfg.hyp}: optimizer is {optimizer}: {error}") from None
+        raise ValueError(f"{flags.hyp}: optimizer is {optimizer}: {error}") from None

@@ -1,104 +1,144 @@
 """Validation during training: when it is due, and how its result is recorded."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
 
+from data import Loader
+from data.sampler import EvaluationSampler
+from models.detector import Detector
+from models.losses import Loss
 from training.checkpoints.manager import CheckpointManager
+from training.evaluation import SplitPredictions, predict_split
 from training.results import epoch_line, results_row
+from training.state import TrainState
+from utils.background import BackgroundTask
 from utils.log import EpochEnded, RunLog
-
-
-class Evaluated(Protocol):
-    """The metrics of a validation."""
-
-    @property
-    def columns(self) -> Mapping[str, float]: ...
-
-    @property
-    def losses(self) -> Mapping[str, float]: ...
-
-    def as_dict(self, names: Sequence[str]) -> dict[str, Any]: ...
-
-
-class PendingEvaluation(Protocol):
-    """The detections of a validation."""
-
-    def evaluate(self) -> Evaluated: ...
+from utils.metrics.evaluation import Evaluation
 
 
 class EpochValidation:
-    """Validates the averaged weights after an epoch: detects at once, and evaluates while the next
-    epoch trains.
+    """Validates the averaged weights after an epoch.
 
-    detector: called as detector(model, interrupted=...) on all processes. every: validate every so
-    many epochs, and the last one of `epochs`; 0: only the last one.
+    It detects at once, and computes the metrics in the background while the next epoch trains.
+
+    Args:
+        loader: of the validation split.
+        background: runs the evaluation; a result is recorded when somebody waits for it.
+        names: of the classes.
+        epochs: of the run; the last one is always validated.
+        every: validate every so many epochs; 0: only the last one.
+        next_epoch_needs_it: whether each epoch depends on the metrics of the one before.
     """
 
     def __init__(
         self,
+        state: TrainState[Detector],
+        loader: Loader[EvaluationSampler],
+        criterion: Loss,
         checkpoints: CheckpointManager,
-        detector: Callable[..., PendingEvaluation],
+        background: BackgroundTask,
         log: RunLog,
         names: Sequence[str],
         *,
         epochs: int,
         every: int,
+        next_epoch_needs_it: bool = False,
     ) -> None:
-        self.checkpoints, self.detector, self.log = checkpoints, detector, log
-        self.names, self.epochs, self.every = names, epochs, every
-        self._started, self._first_epoch = time.perf_counter(), checkpoints.progress.epoch
+        self.state = state
+        self.loader = loader
+        self.criterion = criterion
+        self.checkpoints = checkpoints
+        self.background = background
+        self.log = log
+        self.names = names
+        self.epochs = epochs
+        self.every = every
+        self.next_epoch_needs_it = next_epoch_needs_it
+        self.progress = state.progress
+        self._started = time.perf_counter()
+        self._first_epoch = self.progress.epoch
 
     def is_due(self, epoch: int) -> bool:
-        """Whether an epoch, counted from 0, is validated."""
-        return epoch == self.epochs - 1 or (self.every > 0 and (epoch + 1) % self.every == 0)
+        """Return whether an epoch, counted from 0, is validated."""
+        if epoch == self.epochs - 1:
+            return True
+        return self.every > 0 and (epoch + 1) % self.every == 0
 
     def decides(self, epoch: int) -> bool:
-        """Whether the result of an epoch's validation decides if the run continues."""
-        return (
-            epoch == self.epochs - 1
-            or self.checkpoints.progress.early_stopping.stops_if_not_better(epoch)
-        )
+        """Return whether the result of an epoch's validation decides if the run continues."""
+        if epoch == self.epochs - 1:
+            return True
+        return self.progress.early_stopping.stops_if_not_better(epoch)
 
-    def start(self, predictions: PendingEvaluation | None) -> None:
-        """Start to evaluate the pending epoch's detections in the background; None if it was not
-        validated.
+    def finish_pending(self) -> None:
+        """Validate the epoch whose validation a resumed run had not finished, if there is one."""
+        if self.progress.pending:
+            self._evaluate(self._detect())
+            self.background.wait()
+
+    def after_epoch(self, pace: str, lr: float) -> None:
+        """End the epoch of `progress`, and validate it if it is due.
+
+        It is complete when its metrics are recorded: while the next epoch trains, or at once if
+        something depends on them. pace: the epoch's speed as text. lr: of its last batch. If a
+        signal interrupts the detection, saves the run and raises PreemptedExit.
         """
-        self.checkpoints.background.start(
-            predictions.evaluate if predictions else lambda: None, self.record
-        )
+        self.background.wait()  # the epoch before is recorded first
+        epoch = self.progress.epoch
+        predictions = self._detect() if self.is_due(epoch) else None
+        self.progress.end_epoch(pace, lr)
+        self._evaluate(predictions)
 
-    def wait(self) -> None:
-        """Wait until the pending epoch is recorded, if there is one."""
-        self.checkpoints.background.wait()
+        if predictions is None or self.next_epoch_needs_it or self.decides(epoch):
+            self.background.wait()
 
-    def detect(self) -> PendingEvaluation:
-        """The detections of the averaged weights. If a signal interrupts it, saves the run and
-        raises PreemptedExit.
+    def _detect(self) -> SplitPredictions:
+        with self.checkpoints.interruptible() as interrupted:
+            return predict_split(
+                self.state.ema.model,
+                self.loader,
+                self.state.world,
+                criterion=self.criterion,
+                active=self.log.active,
+                interrupted=interrupted,
+            )
+
+    def _evaluate(self, predictions: SplitPredictions | None) -> None:
+        """Start to evaluate the pending epoch's detections; None if it was not validated."""
+
+        def evaluate() -> Evaluation | None:
+            return predictions.evaluate() if predictions else None
+
+        self.background.start(evaluate, self._record)
+
+    def _record(self, result: Evaluation | None) -> None:
+        """Complete the pending epoch with its metrics, None if it was not validated.
+
+        The next epoch may be training.
         """
-        model, interrupted = (
-            self.checkpoints.state.ema.model,
-            self.checkpoints.trigger.signal_received,
-        )
-        with self.checkpoints.interruptible():
-            return self.detector(model, interrupted=interrupted)
-
-    def record(self, result: Evaluated | None) -> None:
-        """Complete the pending epoch with its metrics, None if it was not validated. The next epoch
-        may be training.
-        """
-        progress, world = self.checkpoints.progress, self.checkpoints.world
-        if result:
+        metrics: dict[str, float] = {}
+        losses: dict[str, float] = {}
+        if result is not None:
             # last bits may differ by machine
-            progress.metrics = world.broadcast_collective(result.as_dict(self.names))
-            progress.early_stopping.update(progress.epoch - 1, progress.metrics["fitness"])
-        metrics, losses = (result.columns, result.losses) if result else ({}, {})
-        pace, row = progress.complete_epoch(lambda trained: results_row(trained, metrics, losses))
-        remaining = ""  # unknown until this process has trained an epoch
-        if trained := progress.epoch - self._first_epoch:
-            each = (time.perf_counter() - self._started) / trained
-            remaining = f", {timedelta(seconds=round(each * (self.epochs - progress.epoch)))} left"
-        text = f"{epoch_line(row, self.epochs)}  {pace}{remaining}"
-        self.log.send(EpochEnded(self.checkpoints.folder, row, progress.rows, text))
+            agreed = self.state.world.broadcast_collective(result.as_dict(self.names))
+            self.progress.metrics = agreed
+            self.progress.early_stopping.update(self.progress.epoch - 1, agreed["fitness"])
+            metrics = result.columns
+            losses = result.losses
+
+        pace, row = self.progress.complete_epoch(
+            lambda trained: results_row(trained, metrics, losses)
+        )
+        text = f"{epoch_line(row, self.epochs)}  {pace}{self._remaining()}"
+        self.log.send(EpochEnded(self.checkpoints.folder, row, self.progress.results, text))
         self.checkpoints.write_pending()
+
+    def _remaining(self) -> str:
+        """Return the time that is left as text; "" until this process has trained an epoch."""
+        trained = self.progress.epoch - self._first_epoch
+        if not trained:
+            return ""
+        seconds_each = (time.perf_counter() - self._started) / trained
+        seconds_left = round(seconds_each * (self.epochs - self.progress.epoch))
+        return f", {timedelta(seconds=seconds_left)} left"

@@ -21,6 +21,10 @@ Row = dict[str, float]
 Say = Callable[[str], None]  # prints one line for the user
 
 
+def say_nothing(_: str) -> None:
+    """Print nothing: a `Say` for those who want no lines."""
+
+
 @dataclass(frozen=True)
 class Message:
     """Text for the user. table: several formatted lines; else one line, in which control characters

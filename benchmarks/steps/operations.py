@@ -42,7 +42,7 @@ import training.nonfinite
 import training.state
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
-from models.heads.registry import HEADS
+from models.head_registry import HEADS
 from models.losses import anchor_based
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
 from training.ema import EMA

@@ -42,12 +42,12 @@ def match_anchors(
     strides: Sequence[float],
     images: int,
     grids: Sequence[tuple[int, int]],
-    ratio_limit: float,
+    anchor_t: float,
 ) -> Matches:
     """Return the candidate matches of `targets` with the anchors of all levels.
 
     A target matches every anchor whose width and height both differ from its own by a factor below
-    `ratio_limit`. For each such anchor it is assigned to the cell of its center, the nearer cell to
+    `anchor_t`. For each such anchor it is assigned to the cell of its center, the nearer cell to
     the left or right, and the nearer cell above or below, if they are inside the grid. Computed in
     the targets' precision, so that a model in float64 gets the same matches as in float32.
 
@@ -58,7 +58,7 @@ def match_anchors(
         strides: pixels per cell of each level.
         images: B.
         grids: (H, W) cells of each level.
-        ratio_limit: above 1.
+        anchor_t: above 1.
 
     Source: facts of YOLOv5's behavior; the neighbor cells follow from the decode range (-0.5, 1.5)
     of a center.
@@ -75,7 +75,7 @@ def match_anchors(
     # Which anchors fit a target; none if a side of it is not positive.  [L, T, A]
     ratio = sizes[:, :, None] / anchors[:, None]  # [L, T, A, 2]
     worst_ratio = torch.minimum(ratio, 1 / ratio).amin(-1)
-    fits = worst_ratio > 1 / ratio_limit
+    fits = worst_ratio > 1 / anchor_t
     fits &= (targets[:, 1] >= 0)[:, None]
 
     # The cells that a target claims.  [L, T, 3, 2] and [L, T, 3]

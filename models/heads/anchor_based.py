@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.anchors import check_anchors
-from models.heads import Head
+from models.heads.base import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 from models.table import Anchors
 
@@ -103,7 +103,7 @@ class AnchorBasedHead(Head):
         self,
         sizes: NDArray[np.float64],
         *,
-        ratio_limit: float,
+        anchor_t: float,
         seed: int,
         placeholders: bool,
         broadcast: Callable[[Any], Any],
@@ -114,7 +114,7 @@ class AnchorBasedHead(Head):
         """
         current = self.anchors_px.double().numpy()
         anchors, sentence = check_anchors(
-            sizes, current, ratio_limit, seed=seed, placeholders=placeholders
+            sizes, current, anchor_t, seed=seed, placeholders=placeholders
         )
         # rank 0's: all processes hold the same bits
         anchors_of_rank_0 = broadcast(anchors.tolist())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.convolutions import Conv, SeparableConv
-from models.heads import Head
+from models.heads.base import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 
 PRIOR = 0.01  # initial objectness, and initial probability of each class

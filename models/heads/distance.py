@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.convolutions import Conv, SeparableConv
-from models.heads import Head
+from models.heads.base import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 
 Levels = list[Tensor]  # raw maps [B, H, W, 4 D + C], one per level: the sides' bins, class logits

@@ -15,7 +15,7 @@ from models.assign.anchor_ratio import Matches, match_anchors
 from models.assign.ignored import ignored_cells
 from models.assign.levels import per_level
 from models.heads.anchor_based import AnchorBasedHead
-from models.losses import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou
 
 # Weight of each level's objectness term, finest level first: fine levels have many more cells.
@@ -41,6 +41,16 @@ class AnchorBasedLoss(Loss):
     """
 
     terms = ("box", "obj", "cls")
+    uses = (
+        "box",
+        "obj",
+        "cls",
+        "obj_pw",
+        "cls_pw",
+        "anchor_t",
+        "fl_gamma",
+        "label_smoothing",
+    )
     anchors_px: Tensor
 
     def __init__(
@@ -83,7 +93,7 @@ class AnchorBasedLoss(Loss):
         images = len(raw[0])
         grids = [(level.shape[2], level.shape[3]) for level in raw]
         found = match_anchors(
-            targets, self.anchors_px, self.strides, images, grids, self.gains.ratio_limit
+            targets, self.anchors_px, self.strides, images, grids, self.gains.anchor_t
         )
 
         image_count = torch.full((1,), images, device=targets.device)
@@ -160,7 +170,7 @@ class AnchorBasedLoss(Loss):
         [cells], whether the cell is in an ignore region.
         """
         matched = quality >= 0
-        loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pos_weight)
+        loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pw)
         return loss * (matched | ~ignored[:, None])
 
     def _class_sums(self, classes: Sequence[Tensor], found: Matches) -> Tensor:
@@ -186,8 +196,8 @@ class AnchorBasedLoss(Loss):
             all_wrong.append(wrong)
 
         right_logit = torch.stack(right_logits)  # [L, M]: of each match's class
-        as_right = self._cross_entropy(right_logit, self.positive, self.gains.cls_pos_weight)
-        as_wrong = self._cross_entropy(right_logit, self.negative, self.gains.cls_pos_weight)
+        as_right = self._cross_entropy(right_logit, self.positive, self.gains.cls_pw)
+        as_wrong = self._cross_entropy(right_logit, self.negative, self.gains.cls_pw)
         corrections = (as_right - as_wrong) * found.valid
         return torch.stack(all_wrong) + corrections.sum(1)
 
@@ -212,23 +222,23 @@ class AnchorBasedLoss(Loss):
             right_logit = _rows_at(rows.reshape(-1, 1), place)[:, 0]
             count = count.new_zeros(len(rows)).scatter_add(0, prediction, count)
 
-        entropies = self._cross_entropy(rows, self.negative, self.gains.cls_pos_weight).sum(1)
+        entropies = self._cross_entropy(rows, self.negative, self.gains.cls_pw).sum(1)
         return right_logit, (entropies * count).sum()
 
     def _cross_entropy(self, logits: Tensor, target: Tensor | float, pos_weight: float) -> Tensor:
-        """Return the elementwise binary cross entropy, as focal loss if focal_gamma > 0."""
+        """Return the elementwise binary cross entropy, as focal loss if fl_gamma > 0."""
         # -log(1 - p) = softplus(x), -log p = softplus(-x)
         loss = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
         if torch.is_tensor(target) or target > 0:
             of_positive = F.softplus(-logits, threshold=SOFTPLUS_THRESHOLD)
             loss = (1 - target) * loss + target * pos_weight * of_positive
-        if self.gains.focal_gamma == 0:
+        if self.gains.fl_gamma == 0:
             return loss
 
         # Focal loss: times alpha * (1 - p_t)^gamma. A power below 1 has an infinite gradient at 0.
         one_minus_p_t = target * (-logits).sigmoid() + (1 - target) * logits.sigmoid()
         alpha = target * FOCAL_ALPHA + (1 - target) * (1 - FOCAL_ALPHA)
-        return loss * alpha * one_minus_p_t.clamp(min=1e-9) ** self.gains.focal_gamma
+        return loss * alpha * one_minus_p_t.clamp(min=1e-9) ** self.gains.fl_gamma
 
 
 def _rows_at(values: Tensor, index: Tensor) -> Tensor:

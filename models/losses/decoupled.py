@@ -16,7 +16,7 @@ from models.assign.invalid import assigned_predictions
 from models.assign.simota import Assigned, simota
 from models.heads.cells import cells_and_strides
 from models.heads.decoupled import DecoupledHead, boxes_at
-from models.losses import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
 
 AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
@@ -45,14 +45,14 @@ class DecoupledLoss(Loss):
     box: 1 - IoU^2 of assigned predictions, times 5. obj: cross entropy of every prediction, outside
     ignore regions or assigned. cls: cross entropy of the classes of assigned predictions, whose
     target is the IoU. l1: absolute differences of the raw box values of assigned predictions;
-    `weighted_sum` adds it in the closing epochs, which are without mosaic.
+    `weighted_sum` adds it in the epochs without mosaic.
 
     Source: YOLOX, arXiv 2107.08430, section 2.1; facts of its authors' code (L1, IoU as the class
     target).
     """
 
     terms = tuple(AUTHORS_GAINS)
-    unused = ("obj_pw", "cls_pw", "anchor_t", "fl_gamma", "--label-smoothing")
+    uses = ("box", "obj", "cls")
 
     def __init__(
         self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS
@@ -60,7 +60,7 @@ class DecoupledLoss(Loss):
         super().__init__()
         self.strides = strides
         self.gains = gains
-        self.closing = False
+        self.adds_l1 = False
 
     @classmethod
     def from_head(cls, head: DecoupledHead, gains: LossGains) -> "DecoupledLoss":
@@ -74,13 +74,13 @@ class DecoupledLoss(Loss):
         own = {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative}
         return cls(head.strides, own)
 
-    def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
-        """Add L1 in the closing epochs, as its authors do."""
-        self.closing = closing
+    def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
+        """Add L1 in the epochs without mosaic, as its authors do."""
+        self.adds_l1 = without_mosaic
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of the terms, of l1 in the closing epochs only."""
-        if self.closing:
+        """Return the sum of the terms, of l1 in the epochs without mosaic only."""
+        if self.adds_l1:
             return super().weighted_sum(terms)
         return super().weighted_sum({name: terms[name] for name in terms if name != "l1"})
 

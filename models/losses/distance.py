@@ -16,7 +16,7 @@ from models.assign.invalid import assigned_predictions
 from models.assign.task_aligned import Aligned, task_aligned
 from models.heads.cells import cells_and_strides
 from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
-from models.losses import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
@@ -61,7 +61,7 @@ class DistanceLoss(Loss):
     """
 
     terms = ("box", "cls", "dfl")
-    unused = ("obj", "obj_pw", "cls_pw", "anchor_t", "fl_gamma", "--label-smoothing")
+    uses = ("box", "cls")
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class DualDistanceLoss(Loss):
     """
 
     terms = (*DistanceLoss.terms, *(f"o2o_{term}" for term in DistanceLoss.terms))
-    unused = DistanceLoss.unused
+    uses = DistanceLoss.uses
 
     def __init__(self, many: DistanceLoss, one: DistanceLoss) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class DualDistanceLoss(Loss):
         )
         return cls(many, one)
 
-    def start_epoch(self, epoch: int, epochs: int, *, closing: bool) -> None:
+    def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
         """Move the weight from o2m to o2o."""
         progress = epoch / max(epochs - 1, 1)
         left = max(0.0, 1 - progress)

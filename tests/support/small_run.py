@@ -9,6 +9,8 @@ from torch import nn
 
 from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import Description
+from training.checkpoints.manager import CheckpointManager
+from training.checkpoints.preemption import SaveTrigger
 from training.early_stopping import EarlyStopping
 from training.ema import EMA
 from training.nonfinite import NonFiniteGuard
@@ -18,6 +20,7 @@ from training.schedule import Schedule
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from training.state import TrainState
+from utils.background import BackgroundTask
 from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Model, Replica
 from utils.distributed.world import World
@@ -94,13 +97,35 @@ def set_averaged_weight(state: TrainState[nn.Linear], value: float) -> None:
     nn.init.constant_(state.ema.model.weight, value)
 
 
-def end_epoch(state: TrainState[nn.Linear]) -> None:
-    """Train an epoch: its number, counted from 1, is the averaged weight. It is pending
-    afterwards.
-    """
+def train_steps(state: TrainState[nn.Linear]) -> None:
+    """Train the steps of an epoch: its number, counted from 1, is the averaged weight."""
     state.progress.losses.add({"box": torch.tensor(0.5)})
     set_averaged_weight(state, state.progress.epoch + 1)
+
+
+def end_epoch(state: TrainState[nn.Linear]) -> None:
+    """Train an epoch. It is pending afterwards."""
+    train_steps(state)
     state.progress.end_epoch("9 images/s", 0.01)
+
+
+def small_manager(
+    folder: Path, state: TrainState[nn.Linear] | None = None, **flags: Any
+) -> CheckpointManager:
+    """The checkpoint manager of a run in a folder that exists, with these flags of train.py."""
+    cfg = TrainConfig(**flags)
+    state = state or small_state()
+    background = BackgroundTask("evaluating detections")
+    trigger = SaveTrigger(state.world, cfg.minutes_between_saves, background)
+    return CheckpointManager(
+        folder,
+        state,
+        small_description(),
+        trigger,
+        background,
+        final_only=cfg.nosave,
+        period=cfg.save_period,
+    )
 
 
 def complete_epoch(state: TrainState[nn.Linear], fitness: float | None) -> None:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -102,8 +103,27 @@ def never(path):
 
 def opened(cfg, world=None, *, find_data=never, find_hyp=never, check_model=lambda *_, **__: None):
     """The run, and the lines that it logs."""
-    said, found = [], {"find_hyp": find_hyp, "find_data": find_data, "check_model": check_model}
-    return open_run(cfg, world or World(CPU), said.append, **found), said
+    said = []
+    found = {"find_hyp": find_hyp, "find_data": find_data, "check_model": check_model}
+    with patch.multiple(run_module, **found):
+        return open_run(cfg, world or World(CPU), said.append), said
+
+
+def resolve(run, data=None, trained=None, *, say=never):
+    """The final settings of a run of a data set, whose images are not read."""
+    model = images = None  # only needed to measure a batch
+    cfg, hyp, batch = run.resolve_settings(
+        data or FakeData(),
+        images,
+        model,
+        trained,
+        image_size=64,
+        precision=torch.float32,
+        say=say,
+    )
+    assert (cfg, hyp) == (run.config, run.hyp)
+    assert (cfg.batch_size, hyp.nominal_batch) == (batch.size, batch.nominal)
+    return cfg
 
 
 def new_run(project, world=None, **flags):
@@ -306,32 +326,29 @@ def test_ranks_that_read_the_same_checkpoint_resume(tmp_path):
 
 def test_resumed_run_refuses_other_classes(tmp_path):
     run, said = resumed_run(saved_run(tmp_path / "exp")), []
-    run.fit_to(FakeData(), None, said.append)
+    run.check_data(FakeData(), said.append)
     assert said == []
     for names in (NAMES[:1], NAMES[::-1], [*NAMES, "bar"]):
         with pytest.raises(
             ValueError, match=r"last\.pt: its class names differ from those of shapes\.yaml$"
         ):
-            run.fit_to(FakeData(names=names), None, said.append)
+            run.check_data(FakeData(names=names), said.append)
 
 
 def test_resumed_run_reports_changed_training_images(tmp_path):
     """Changed validation images are not reported: they do not change the training."""
     last, said = saved_run(tmp_path / "exp"), []
     run = resumed_run(last)
-    run.fit_to(FakeData(digests={"train": "abc", "val": "new"}), None, said.append)
+    run.check_data(FakeData(digests={"train": "abc", "val": "new"}), said.append)
     assert said == []
-    run.fit_to(FakeData(digests={"train": "new", "val": "def"}), None, said.append)
+    run.check_data(FakeData(digests={"train": "new", "val": "def"}), said.append)
     assert said == [
         f"shapes.yaml: since {last} was written the training images or their labels have changed"
     ]
 
 
 def test_new_run_accepts_any_data(tmp_path):
-    run = new_run(tmp_path)
-    assert (
-        run.fit_to(FakeData(names=["other"], digests={"train": "new"}), None, never) is run.config
-    )
+    new_run(tmp_path).check_data(FakeData(names=["other"], digests={"train": "new"}), never)
 
 
 def test_description_has_settings_hyperparameters_and_data(tmp_path):
@@ -355,7 +372,7 @@ def test_restored_state_continues_where_the_checkpoint_was_saved(tmp_path):
     state = small_state()
     run.restore(state, images=160)
     progress = state.progress
-    assert (progress.epoch, progress.batch, len(progress.rows)) == (2, 3, 2)
+    assert (progress.epoch, progress.batch, len(progress.results)) == (2, 3, 2)
     assert progress.early_stopping.best_epoch == 0
     assert state.ema.model.weight.eq(2).all()  # end_epoch fills it with the epoch's number
 
@@ -498,7 +515,7 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 
 def test_new_run_chooses_settings_that_are_not_given(tmp_path):
     run, lines = new_run(tmp_path), []
-    cfg = run.fit_to(FakeData(), None, never)
+    cfg = resolve(run)
     assert (cfg, cfg.optimizer, cfg.hyp, run.hyp.nominal_batch, run.hyp.lrf) == (
         run.config,
         "Muon",
@@ -522,15 +539,16 @@ def test_new_run_chooses_settings_that_are_not_given(tmp_path):
         ({}, 8, 8),
         ({}, 16, 16),
         ({"batch_size": 16}, 1, 16),
-        ({"batch_size": -1}, 1, -1),
+        ({"batch_size": -1}, 1, 24),  # measured
     ],
 )
-def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
+def test_new_run_chooses_its_batch_size(tmp_path, monkeypatch, given, processes, expected):
     worlds = thread_worlds(processes)
+    monkeypatch.setattr(run_module, "find_batch_size", lambda *_, **__: 24)
 
     def choose(world):
         run = new_run(tmp_path, world, **given)
-        cfg = run.fit_to(FakeData(labels={"train": range(50)}), None, never)
+        cfg = resolve(run, FakeData(labels={"train": range(50)}))
         assert ("--batch-size 8 " in run.recipe.describe("hyp.yaml", cfg.batch_size)) == (
             expected == 8
         )
@@ -543,10 +561,10 @@ def test_new_run_chooses_its_batch_size(tmp_path, given, processes, expected):
 def test_hyp_file_of_a_run_gives_the_same_run_again(tmp_path, given, expected):
     """Its optimizer too, unless the command line has another one."""
     first = new_run(tmp_path)
-    first.fit_to(FakeData(), None, never)
+    resolve(first)
     first.open_folder({}, lambda _: None)
     again, lines = new_run(tmp_path, hyp=str(first.folder / "hyp.yaml"), optimizer=given), []
-    again.fit_to(FakeData(labels={"train": range(10**6)}), None, never)
+    resolve(again, FakeData(labels={"train": range(10**6)}))
     assert (again.config.optimizer, again.hyp) == (expected, first.hyp)
     again.open_folder({}, lines.append)
     assert not lines
@@ -563,7 +581,7 @@ def test_optimizer_of_a_file_that_the_flags_exclude_is_refused(tmp_path):
 
 def test_new_run_with_few_steps_says_so(tmp_path):
     run, lines = new_run(tmp_path, batch_size=64), []
-    run.fit_to(FakeData(), None, never)
+    resolve(run)
     run.open_folder({}, lines.append)
     assert lines[1].startswith("only 312 optimizer steps: ")
     assert len(lines) == 2
@@ -571,7 +589,7 @@ def test_new_run_with_few_steps_says_so(tmp_path):
 
 def test_run_from_trained_weights_takes_their_recipe(tmp_path):
     run = new_run(tmp_path)
-    assert run.fit_to(FakeData(unit="tile"), TRAINED, never).optimizer == "AdamW"
+    assert resolve(run, FakeData(unit="tile"), TRAINED).optimizer == "AdamW"
     assert (
         run.recipe.reason == "200 tiles x 100 epochs, 2 classes, trained weights, some classes new"
     )
@@ -590,7 +608,7 @@ def test_ranks_that_choose_different_recipes_are_refused(tmp_path, differs):
         run = new_run(tmp_path, world, **(flags if differs == "--hyp" else {}))
         trained = TRAINED if differs == "trained weights" and is_other else None
         with pytest.raises(ValueError, match="the recipe differs between the processes: "):
-            run.fit_to(FakeData(), trained, never)
+            resolve(run, trained=trained)
         return True
 
     assert run_ranks([partial(refused, world) for world in worlds], worlds) == [True, True]
@@ -604,16 +622,13 @@ def test_hyp_file_without_an_optimizer_is_trained_with_sgd(tmp_path):
         run, said = opened(TrainConfig(hyp=str(file), optimizer=given), find_hyp=Path)
         why = f"--optimizer SGD, for which YOLOv5's files were tuned: {file} names no optimizer"
         assert said == ([why] if given == "auto" else [])
-        assert (
-            run.fit_to(FakeData(labels={"train": range(10**6)}), TRAINED, never).optimizer
-            == expected
-        )
+        assert resolve(run, FakeData(labels={"train": range(10**6)}), TRAINED).optimizer == expected
         assert (run.hyp, run.recipe) == (Hyp(lr0=0.02), None)
 
 
 def test_new_run_keeps_settings_that_are_given(tmp_path):
     run = new_run(tmp_path, optimizer="Adam", hyp="hyp.VOC.yaml")
-    assert run.fit_to(FakeData(), None, never).optimizer == "Adam"
+    assert resolve(run).optimizer == "Adam"
     assert run.hyp.lr0 == 0.00334
     run.open_folder({}, never)  # and logs no recipe
 
@@ -623,5 +638,5 @@ def test_resumed_run_keeps_the_chosen_settings(tmp_path):
     resumed.
     """
     run = resumed_run(saved_run(tmp_path / "exp", epochs=2, optimizer="AdamW", hyp={"lr0": 0.5}))
-    cfg = run.fit_to(FakeData(labels={"train": range(10**6)}), None, never)
+    cfg = resolve(run, FakeData(labels={"train": range(10**6)}))
     assert (cfg.optimizer, run.hyp.lr0, run.recipe) == ("AdamW", 0.5, None)

@@ -49,7 +49,7 @@ def start_trained(
         "anchors_per_level": 0,
         "fit": True,
         "box_sizes": lambda stride: SIZES,
-        "ratio_limit": 4.0,
+        "anchor_t": 4.0,
         "seed": 5,
         "download": False,
         "world": World(torch.device("cpu")),
@@ -61,7 +61,7 @@ def start_trained(
 def test_model_from_scratch_gets_fitted_anchors(tiny_model):
     strides: list[int] = []
     model, log_lines = start_with_log(
-        tiny_model, ratio_limit=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES
+        tiny_model, anchor_t=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES
     )
     unfitted = build_model(tiny_model, 3)
     anchors, sentence = check_anchors(SIZES, unfitted.head.anchors_px.double().numpy(), 2.0, seed=5)
@@ -101,9 +101,9 @@ def test_number_of_anchors_is_said_to_have_no_effect_on_heads_without(table):
 
 
 def test_anchors_are_broadcast_from_rank_0(tiny_model):
-    alone, _ = start_with_log(tiny_model, ratio_limit=2.0)
+    alone, _ = start_with_log(tiny_model, anchor_t=2.0)
     received, _ = start_with_log(
-        tiny_model, ratio_limit=2.0, world=OtherRankWorld(torch.device("cpu"), size=2)
+        tiny_model, anchor_t=2.0, world=OtherRankWorld(torch.device("cpu"), size=2)
     )
     torch.testing.assert_close(received.head.anchors_px, alone.head.anchors_px + 1)
 

@@ -17,18 +17,20 @@ from tests.support.small_run import (
     files_of,
     run_folder,
     set_averaged_weight,
-    small_description,
+    small_manager,
     small_state,
+    train_steps,
 )
 from tests.support.thread_ranks import run_ranks, thread_worlds
+from training import validation as validation_module
 from training.checkpoints.contents import read_checkpoint
-from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit
 from training.settings.config import TrainConfig
 from training.validation import EpochValidation
 from utils.files import checkpoint_file
 from utils.log import EpochEnded, RunLog
 
+LOADER, CRITERION = object(), object()  # passed on to predict_split
 COLUMNS = {"precision": 0.1, "recall": 0.2, "mAP_0.5": 0.3, "mAP_0.5:0.95": 0.4}
 
 
@@ -70,35 +72,41 @@ def predictions_of(fitness):
     return predictions
 
 
-def open_validation(folder, world=None, *, detector=None, state=None, **flags):
-    """The validation of a new run with these flags, and the events that it sends. detector: not
-    called if None.
-    """
+def open_validation(folder, world=None, *, state=None, **flags):
+    """The validation of a new run with these flags, and the events that it sends."""
     cfg = TrainConfig(**flags)
-    state = state or small_state(world, patience=cfg.learning()["patience"])
-    checkpoints = CheckpointManager(run_folder(folder), state, small_description(), **cfg.saving())
+    state = state or small_state(world, patience=cfg.stopping_patience)
+    checkpoints = small_manager(run_folder(folder), state, **flags)
     events = Events()
     log = RunLog(active=state.world.is_main, sinks=[events])
-    return EpochValidation(checkpoints, detector, log, NAMES, **cfg.validating()), events
+    validation = EpochValidation(
+        state,
+        LOADER,
+        CRITERION,
+        checkpoints,
+        checkpoints.background,
+        log,
+        NAMES,
+        epochs=cfg.epochs,
+        every=cfg.validate_every,
+    )
+    return validation, events
 
 
 def train_epochs(validation, results):
     """Train an epoch per result, as train.py does: a fitness, or None without validation. Stops
     early if decided.
     """
-    progress = validation.checkpoints.progress
+    progress = validation.progress
     for fitness in results:
-        validation.wait()
-        epoch = progress.epoch
-        end_epoch(validation.checkpoints.state)
-        predictions = None if fitness is None else predictions_of(fitness)
-        validation.start(predictions)
-        if not predictions or validation.decides(epoch):
-            validation.wait()
+        train_steps(validation.state)
+        validation.is_due = lambda epoch, fitness=fitness: fitness is not None
+        validation._detect = partial(predictions_of, fitness)
+        validation.after_epoch("9 images/s", 0.01)
         validation.checkpoints.after_epoch(done=progress.finished(validation.epochs))
         if progress.early_stopping.should_stop():
             break
-    validation.wait()
+    validation.background.wait()
     return progress
 
 
@@ -139,7 +147,7 @@ def test_epochs_whose_result_decides_if_the_run_continues(tmp_path, flags, decid
     assert [epoch for epoch in range(7) if validation.decides(epoch)] == [
         6
     ]  # nothing is validated yet
-    validation.checkpoints.progress.early_stopping.update(1, 0.5)
+    validation.progress.early_stopping.update(1, 0.5)
     assert [epoch for epoch in range(2, 7) if validation.decides(epoch)] == deciding
 
 
@@ -148,31 +156,31 @@ def test_epochs_whose_result_decides_if_the_run_continues(tmp_path, flags, decid
 
 def test_detections_are_evaluated_in_the_background_and_recorded_by_wait(tmp_path):
     validation, events = open_validation(tmp_path / "exp", epochs=3)
-    progress, predictions = validation.checkpoints.progress, FakePredictions(0.5)
-    end_epoch(validation.checkpoints.state)
-    validation.start(predictions)
-    assert validation.checkpoints.background.busy
-    assert (progress.rows, progress.metrics, events) == ([], {}, [])
+    progress, predictions = validation.progress, FakePredictions(0.5)
+    end_epoch(validation.state)
+    validation._evaluate(predictions)
+    assert validation.background.busy
+    assert (progress.results, progress.metrics, events) == ([], {}, [])
     predictions.release.set()
-    wait_until(lambda: not validation.checkpoints.background.busy, 10, "the end of the evaluation")
-    assert (progress.rows, progress.metrics, events) == ([], {}, [])
-    validation.wait()
+    wait_until(lambda: not validation.background.busy, 10, "the end of the evaluation")
+    assert (progress.results, progress.metrics, events) == ([], {}, [])
+    validation.background.wait()
     assert predictions.thread is not threading.current_thread()
     assert [thread for _, thread in events] == [threading.current_thread()]
     assert progress.pending is None
     assert progress.metrics == {"fitness": 0.5, "names": NAMES}
-    validation.wait()  # a result is recorded once
-    assert len(progress.rows) == len(events) == 1
+    validation.background.wait()  # a result is recorded once
+    assert len(progress.results) == len(events) == 1
 
 
 def test_failed_evaluation_ends_the_run_when_it_is_recorded(tmp_path):
     validation, events = open_validation(tmp_path / "exp", epochs=3)
     predictions = predictions_of(0.5)
     predictions.evaluate = lambda: {}["AP"]
-    end_epoch(validation.checkpoints.state)
-    validation.start(predictions)
+    end_epoch(validation.state)
+    validation._evaluate(predictions)
     with pytest.raises(KeyError):
-        validation.wait()
+        validation.background.wait()
     assert events == []
 
 
@@ -195,7 +203,7 @@ def test_row_and_line_of_a_validated_epoch(tmp_path):
         "val/box_loss": 0.6,
         "lr": 0.01,
     }
-    assert event.rows == progress.rows == [event.row]
+    assert event.rows == progress.results == [event.row]
     line = " 1/30  box 0.5000  P 0.1000 R 0.2000 mAP50 0.3000 mAP50-95 0.4000  9 images/s, 0:29:0"
     assert event.text.startswith(line)
     assert event.text.endswith(" left")
@@ -206,7 +214,7 @@ def test_epoch_without_validation_has_a_row_and_changes_no_metrics(tmp_path):
     progress = train_epochs(validation, [0.5, None])
     assert progress.metrics == {"fitness": 0.5, "names": NAMES}
     assert progress.early_stopping.state_dict() == {"fitness": 0.5, "epoch": 0, "latest": 0}
-    first, second = progress.rows
+    first, second = progress.results
     assert (first["epoch"], second["epoch"]) == (1, 2)
     assert {name for name in second if math.isnan(second[name])} == {
         "val/box_loss",
@@ -222,8 +230,8 @@ def test_time_left_is_unknown_until_this_process_has_trained_an_epoch(tmp_path):
     state = small_state()
     end_epoch(state)
     validation, events = open_validation(tmp_path / "exp", state=state, epochs=3)
-    validation.start(predictions_of(0.5))
-    validation.wait()
+    validation._evaluate(predictions_of(0.5))
+    validation.background.wait()
     train_epochs(validation, [0.6])
     texts = [event.text for event, _ in events]
     assert texts[0].endswith("  9 images/s")
@@ -249,7 +257,7 @@ def test_metrics_decide_the_best_epoch_and_when_the_run_stops(
     """trained: number of epochs. best.pt is from the best epoch, whose number fills its weights."""
     validation, _ = open_validation(tmp_path / "exp", epochs=len(fitness), **flags)
     progress = train_epochs(validation, fitness)
-    assert (progress.early_stopping.best_epoch, progress.epoch, len(progress.rows)) == (
+    assert (progress.early_stopping.best_epoch, progress.epoch, len(progress.results)) == (
         best,
         trained,
         trained,
@@ -260,19 +268,19 @@ def test_metrics_decide_the_best_epoch_and_when_the_run_stops(
     assert saved["model"]["weight"].eq(best + 1).all()
     last = read_checkpoint(str(tmp_path / "exp" / "weights" / "last.pt"))
     assert last.epoch == trained
-    assert last.pending is None
+    assert last.pending == {}
 
 
 def test_best_is_written_when_the_result_is_known_with_the_weights_that_were_validated(tmp_path):
     validation, _ = open_validation(tmp_path / "exp", epochs=3)
     predictions, checkpoints = FakePredictions(0.5), validation.checkpoints
     end_epoch(checkpoints.state)
-    validation.start(predictions)
+    validation._evaluate(predictions)
     checkpoints.after_epoch(done=False)
     assert files_of(tmp_path / "exp") == {"weights/last.pt"}
     set_averaged_weight(checkpoints.state, 99)  # the next epoch trains
     predictions.release.set()
-    validation.wait()
+    validation.background.wait()
     assert checkpoint_file.load(checkpoints.best)["model"]["weight"].eq(1).all()
 
 
@@ -291,7 +299,7 @@ def test_all_ranks_hold_the_metrics_of_rank_0_and_stop_together(tmp_path):
     for progress in found:
         assert (progress.epoch, progress.metrics["fitness"]) == (2, 0.5)
         assert progress.early_stopping.state_dict() == {"fitness": 0.5, "epoch": 0, "latest": 1}
-        assert progress.rows[0].keys() == found[0].rows[0].keys()
+        assert progress.results[0].keys() == found[0].results[0].keys()
     assert [len(events) for _, events in opened] == [2, 0]
     assert files_of(tmp_path / "0") == {"weights/last.pt", "weights/best.pt"}
     assert files_of(tmp_path / "1") == set()
@@ -300,28 +308,45 @@ def test_all_ranks_hold_the_metrics_of_rank_0_and_stop_together(tmp_path):
 # ---------------------------------------------------------------------- detection
 
 
-def test_averaged_weights_are_validated(tmp_path):
+def test_averaged_weights_are_validated(tmp_path, monkeypatch):
     seen = []
 
-    def detector(model, *, interrupted):
-        seen.append((model, interrupted()))
+    def predict(*arguments, interrupted, **options):
+        seen.append((arguments, options, interrupted()))
         return "detections"
 
-    validation, _ = open_validation(tmp_path / "exp", detector=detector, epochs=3)
-    assert validation.detect() == "detections"
-    assert seen == [(validation.checkpoints.state.ema.model, False)]
+    monkeypatch.setattr(validation_module, "predict_split", predict)
+    validation, _ = open_validation(tmp_path / "exp", epochs=3)
+    state = validation.state
+    assert validation._detect() == "detections"
+    options = {"criterion": CRITERION, "active": True}
+    assert seen == [((state.ema.model, LOADER, state.world), options, False)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGUSR1")
-def test_signal_during_detection_saves_the_run(tmp_path):
-    def detector(_, *, interrupted):
+def test_signal_during_detection_saves_the_run(tmp_path, monkeypatch):
+    def predict(*_, interrupted, **__):
         signal.raise_signal(signal.SIGUSR1)
         if interrupted():
             raise InterruptedRunError
 
-    validation, _ = open_validation(tmp_path / "exp", detector=detector, epochs=3)
-    validation.checkpoints.progress.batch = 5
-    with pytest.raises(PreemptedExit), validation.checkpoints:
-        validation.detect()
-    assert read_checkpoint(str(validation.checkpoints.last)).batch == 5
+    monkeypatch.setattr(validation_module, "predict_split", predict)
+    validation, _ = open_validation(tmp_path / "exp", epochs=3)
+    checkpoints = validation.checkpoints
+    validation.progress.batch = 5
+    with pytest.raises(PreemptedExit), checkpoints.trigger:
+        validation.after_epoch("9 images/s", 0.01)
+    assert read_checkpoint(str(checkpoints.last)).batch == 5
     assert files_of(tmp_path / "exp") == {"weights/last.pt", "preempted.json"}
+
+
+def test_pending_epoch_of_a_resumed_run_is_validated_first(tmp_path):
+    state = small_state()
+    validation, events = open_validation(tmp_path / "exp", state=state, epochs=3)
+    validation._detect = partial(predictions_of, 0.5)
+    validation.finish_pending()  # there is none
+    assert events == []
+    end_epoch(state)
+    validation.finish_pending()
+    assert (len(events), state.progress.pending) == (1, None)
+    assert state.progress.metrics["fitness"] == 0.5

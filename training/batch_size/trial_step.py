@@ -1,10 +1,7 @@
-"""A training step on made-up images, to measure how much memory a batch takes
-(training/batch_size/autobatch.py).
-"""
+"""A training step on made-up images, to measure how much memory a batch takes."""
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +9,13 @@ from torch import Tensor, nn
 from models.assign.targets import made_up_targets
 from models.detector import Detector
 from models.losses import Loss
-from models.losses.compiled import compile_halves
-from training.batch_size.autobatch import choose_batch, initialize_state, is_out_of_memory
+from training.batch_size.autobatch import initialize_state, is_out_of_memory
+from training.compiled_loss import compile_halves
 from training.ema import EMA
 from training.optimizers import build_optimizer
 from training.state import MAX_GRADIENT_NORM
 from utils.distributed.devices import tuned_convolutions
 from utils.distributed.host_copies import to_device
-from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Replica
 from utils.distributed.world import World
 
@@ -58,14 +54,16 @@ class TrialStep:
         one_shape: bool = False,
         draw: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.criterion, self.autocast, self.world = criterion, autocast, world
-        self.image_size, self.boxes_per_image, self.one_shape, self.draw = (
-            image_size,
-            boxes_per_image,
-            one_shape,
-            draw,
-        )
-        self.replica: Replica[Detector] = Replica(copy.deepcopy(model).train(), world)
+        self.criterion = criterion
+        self.autocast = autocast
+        self.world = world
+        self.image_size = image_size
+        self.boxes_per_image = boxes_per_image
+        self.one_shape = one_shape
+        self.draw = draw
+
+        own_model = copy.deepcopy(model).train()
+        self.replica: Replica[Detector] = Replica(own_model, world)
         self.ema = EMA(self.replica.model)
         self.optimizer = build_optimizer(
             self.replica.model, optimizer, lr=lr, momentum=momentum, weight_decay=0
@@ -77,21 +75,20 @@ class TrialStep:
         targets = made_up_targets(count, self.boxes_per_image, self.image_size, self.world.device)
         with tuned_convolutions(self.one_shape):
             pixels = self._pixels(count)  # kept until the end of the step, like a batch of the run
+            images_in_dtype = to_device(pixels, self.world.device, self.replica.model.dtype)
             with self.autocast:
-                raw = self.replica(
-                    self._scaled(to_device(pixels, self.world.device, self.replica.model.dtype))
-                )
-            self.criterion.weighted_sum(self.criterion(raw, targets)).backward()
+                raw = self.replica(self._scaled(images_in_dtype))
+            terms = self.criterion(raw, targets)
+            self.criterion.weighted_sum(terms).backward()
             nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
             self.optimizer.step()
             self.ema.update(self.replica.live_state())
 
     def compiled(self, images: int, mode: str) -> None:
-        """The same step of the compiled model, which takes a minute or more; nothing if torch
-        cannot compile it.
+        """Run the same step of the compiled model, which takes a minute or more.
 
         It is run three times: torch warms a CUDA graph up, records it, and only then runs it in
-        memory of its own.
+        memory of its own. Does nothing if torch cannot compile the model.
         """
         self.replica.model.compile(mode=mode, dynamic=False)
         compile_halves(self.criterion)
@@ -108,55 +105,17 @@ class TrialStep:
             torch.compiler.reset()  # frees the memory of CUDA graphs
 
     def _pixels(self, count: int) -> Tensor:
-        """Images, uint8 [B, H, W, 3]."""
+        """Return images, uint8 [B, H, W, 3]."""
         if self.draw is not None:
             return self.draw(count)
         return torch.zeros(count, self.image_size, self.image_size, 3, dtype=torch.uint8)
 
     def _scaled(self, images: Tensor) -> Tensor:
-        """Images of the largest size, float [B, 3, H, W]: --multi-scale enlarges what was drawn."""
+        """Return images of the largest size, float [B, 3, H, W].
+
+        --multi-scale enlarges what was drawn.
+        """
         side = self.image_size
-        return (
-            images
-            if images.shape[-2:] == (side, side)
-            else nn.functional.interpolate(images, (side, side))
-        )
-
-
-def measure_batch(
-    model: Detector,
-    criterion: Loss,
-    precision: torch.dtype,
-    world: World,
-    say: Callable[[str], None],
-    *,
-    images: int,
-    compile_mode: Callable[[int], str] | None = None,
-    **trial: Any,
-) -> int:
-    """Return the largest global batch whose step stays within a share of the free memory, and log
-    its memory use.
-
-    images: number of training images. compile_mode: for a run with --compile, the mode for so many
-    images per device; the batch that was found is then tried with the compiled model too, on a GPU.
-    trial: further arguments of TrialStep. Raises ValueError as `choose_batch` does.
-    """
-    step = TrialStep(model, criterion, autocast_for(precision, world.device), world=world, **trial)
-    check: Callable[[int], None] | None = None
-    if compile_mode is not None and world.device.type == "cuda" and not world.devices:
-        mode_of = compile_mode
-
-        def check(images: int) -> None:
-            step.compiled(images, mode_of(images))
-
-    size, sentence = choose_batch(
-        step,
-        lambda number: min(world.all_gather_object(number)),
-        device=world.device,
-        images=images,
-        shares=max(world.size, len(world.devices)),
-        local_processes=world.local_size,
-        check=check,
-    )
-    say(sentence)
-    return size
+        if images.shape[-2:] == (side, side):
+            return images
+        return nn.functional.interpolate(images, (side, side))

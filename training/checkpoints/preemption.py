@@ -29,9 +29,7 @@ SIGNALS = [
 
 
 def is_ignored_hangup(number: int) -> bool:
-    """Whether a signal is SIGHUP, and this process ignores it: nohup has it ignored, so that the
-    program goes on.
-    """
+    """Return whether a signal is SIGHUP, and this process ignores it, as under nohup."""
     return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -39,26 +37,24 @@ class InterruptedRunError(Exception):
     """A signal was received where the run cannot be saved."""
 
 
-class PreemptedExit(AgreedExit):  # not an error: the run was saved as requested
-    """The exit of a run that was saved because of a signal."""
+class PreemptedExit(AgreedExit):
+    """The exit of a run that was saved because of a signal. Not an error."""
 
 
 class SaveTrigger:
-    """Decides after which steps to save. As a context manager it handles the signals, and only
-    records them.
+    """Decides after which steps to save.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    As a context manager it handles the signals, and only records them. A SIGHUP that is ignored, as
+    under nohup, stays ignored.
 
     minutes: between saves; 0: only on signals. background: a task of this process; all processes
     learn when it is done.
     """
 
     def __init__(self, world: World, minutes: float, background: BackgroundTask) -> None:
-        self.world, self.seconds, self.background = (
-            world,
-            minutes * 60 if minutes else float("inf"),
-            background,
-        )
+        self.world = world
+        self.seconds = minutes * 60 if minutes else float("inf")
+        self.background = background
         self._signal = 0  # number of the signal that this process received, or 0
         self._saved = time.monotonic()
         # Since the last step, over all processes: requests to save, and processes whose background
@@ -85,43 +81,50 @@ class SaveTrigger:
         self._signal = number
 
     def signal_received(self) -> bool:
-        """Whether this process received a signal."""
+        """Return whether this process received a signal."""
         return bool(self._signal)
 
     def _save_requested(self) -> bool:
-        return self.signal_received() or (
-            self.world.is_main and time.monotonic() - self._saved >= self.seconds
-        )
+        if self.signal_received():
+            return True
+        return self.world.is_main and time.monotonic() - self._saved >= self.seconds
 
     def all_reduce_sum(self, counts: Tensor) -> Tensor:
-        """World.all_reduce_sum of a one-dimensional tensor, with this process's requests appended
-        for `check`.
+        """Return the sum of a one-dimensional tensor over all processes, as World.all_reduce_sum.
+
+        This process's requests are appended to what is sent, for `check`.
         """
         if self.world.size == 1:
             return counts
-        own = [
-            counts.new_full((1,), flag) for flag in (self._save_requested(), self.background.busy)
-        ]
-        sums = self.world.all_reduce_sum(torch.cat([counts, *own]))
-        self._counts = sums[-2:] if self._counts is None else self._counts + sums[-2:]
+        save_requested = counts.new_full((1,), self._save_requested())
+        busy = counts.new_full((1,), self.background.busy)
+        sums = self.world.all_reduce_sum(torch.cat([counts, save_requested, busy]))
+
+        requests = sums[-2:]
+        self._counts = requests if self._counts is None else self._counts + requests
         return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
-        """After a step: whether to save, and whether no background task is running; the same on all
-        processes.
+        """Return whether to save after this step, and whether no background task is running.
 
-        Raises RuntimeError if the loss did not all-reduce its counts: no process would learn of
-        another one's request.
+        The answers are the same on all processes. Raises RuntimeError if the loss did not sum its
+        counts over all processes: none would learn of another one's request.
         """
         if self.world.size == 1:
             return self._save_requested(), not self.background.busy
-        counts, self._counts = self._counts, None
+
+        counts = self._counts
+        self._counts = None
         if counts is None:
             raise RuntimeError(
                 "the loss did not call `total`, as Loss.forward must once in each forward pass"
             )
-        arrived = [one.tolist() for one in self._host_counts.push(counts)]
-        return any(requests for requests, _ in arrived), any(not busy for _, busy in arrived)
+        save = all_idle = False
+        for arrived in self._host_counts.push(counts):
+            requests, busy = arrived.tolist()
+            save = save or requests > 0
+            all_idle = all_idle or busy == 0
+        return save, all_idle
 
     def mark_saved(self) -> None:
         """Restart the interval after a save, and wait for rank 0, which writes the file."""
@@ -132,9 +135,8 @@ class SaveTrigger:
         self._saved = time.monotonic()
 
     def agreed_signal(self) -> str:
-        """The name of the signal that any process received, or "". A collective, since the launcher
-        may have exited.
-        """
+        """Return the name of the signal that any process received, or "". A collective."""
+        # A collective of its own: the launcher may have exited.
         number = int(self.world.all_gather_rows(torch.tensor([self._signal])).max())
         return signal.Signals(number).name if number else ""
 

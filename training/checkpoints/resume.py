@@ -141,7 +141,7 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
     with refuse_damaged(cfg.resume):
         values = own | changed
         new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
-        stopping = EarlyStopping(new.learning()["patience"])
+        stopping = EarlyStopping(new.stopping_patience)
         stopping.load_state_dict(saved.best)
         stopped = stopping.should_stop()
     _refuse_if_done(new, saved.epoch, stopped=stopped)

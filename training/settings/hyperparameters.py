@@ -64,33 +64,6 @@ class Hyp:
         """Plain values, for YAML files and checkpoints."""
         return asdict(self)
 
-    def learning(self) -> dict[str, Any]:
-        """Keyword arguments of `build_train_state`, for the optimizer and its schedule."""
-        warmup = ("warmup_epochs", "warmup_momentum", "warmup_bias_lr")
-        return self._chosen("lr0", "lrf", "momentum", "weight_decay", *warmup)
-
-    def augmentation(self) -> dict[str, float]:
-        """Strengths and probabilities of augmentation."""
-        colors, geometry = (
-            ("hsv_h", "hsv_s", "hsv_v"),
-            ("degrees", "translate", "scale", "shear", "perspective"),
-        )
-        return self._chosen(*colors, *geometry, "flipud", "fliplr", "mosaic", "mixup", "copy_paste")
-
-    def loss(self) -> dict[str, float]:
-        """Keyword arguments of `LossGains`."""
-        names = {
-            "box": self.box,
-            "obj": self.obj,
-            "cls": self.cls,
-            "obj_pos_weight": self.obj_pw,
-            "cls_pos_weight": self.cls_pw,
-        }
-        return names | {"ratio_limit": self.anchor_t, "focal_gamma": self.fl_gamma}
-
-    def _chosen(self, *names: str) -> dict[str, float]:
-        return {name: getattr(self, name) for name in names}
-
 
 _PROBABILITIES = (
     "flipud",

@@ -16,7 +16,7 @@ from models.export.metadata import ExportedModel, Suppression
 from models.export.quiet import quiet
 from models.export.to_torchscript import torchscript_bytes
 from models.export.writer import Writer
-from models.heads.registry import HEADS
+from models.head_registry import HEADS
 from tests.support.anchor_free import FAMILY
 from tests.support.exporting import NAMES, lively_detector
 

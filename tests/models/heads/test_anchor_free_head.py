@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import LossGains, build_loss, build_model
 from models.detector import Detector
-from models.heads.registry import HEADS
+from models.head_registry import HEADS
 from models.losses.anchor_based import AnchorBasedLoss
 from models.weights.transfer import transfer
 from tests.support.anchor_free import FAMILY
@@ -251,7 +251,7 @@ def test_build_loss_of_undeclared_head_is_refused():
 
 def test_anchor_free_model_fits_no_anchors(model, tmp_path):
     sizes = torch.rand(50, 2).double().numpy() * 50
-    settings = {"ratio_limit": 4.0, "seed": 0, "placeholders": False}
+    settings = {"anchor_t": 4.0, "seed": 0, "placeholders": False}
     assert (
         model.fit_to_boxes(
             sizes, **settings, broadcast=lambda value: pytest.fail("nothing to broadcast")

@@ -78,7 +78,7 @@ def slow_loss(
     time.
     """
     gains = LossGains(**settings)
-    ratio_limit, smoothing, gamma = gains.ratio_limit, gains.label_smoothing, gains.focal_gamma
+    anchor_t, smoothing, gamma = gains.anchor_t, gains.label_smoothing, gains.fl_gamma
     levels, images = len(maps), len(maps[0])
     balance = {1: [4], 2: [4, 1], 3: [4, 1, 0.4], 4: [4, 1, 0.25, 0.06]}[levels]
     total = {"box": 0.0, "obj": 0.0, "cls": 0.0}
@@ -100,7 +100,7 @@ def slow_loss(
                         best = None
                         for class_id, *corners in image_targets:
                             truth = matched_box(
-                                corners, class_id, anchor, stride, row, column, ratio_limit
+                                corners, class_id, anchor, stride, row, column, anchor_t
                             )
                             if truth is None:
                                 continue
@@ -110,9 +110,7 @@ def slow_loss(
                             for c in range(num_classes):
                                 target = 1 - smoothing / 2 if c == class_id else smoothing / 2
                                 cls_terms.append(
-                                    cross_entropy(
-                                        values[5 + c], target, gains.cls_pos_weight, gamma
-                                    )
+                                    cross_entropy(values[5 + c], target, gains.cls_pw, gamma)
                                 )
                         center = (column + 0.5) * stride, (row + 0.5) * stride
                         ignored = any(
@@ -121,8 +119,7 @@ def slow_loss(
                         )
                         counted = best is not None or not ignored
                         obj_terms.append(
-                            counted
-                            * cross_entropy(values[4], best or 0.0, gains.obj_pos_weight, gamma)
+                            counted * cross_entropy(values[4], best or 0.0, gains.obj_pw, gamma)
                         )
         total["box"] += sum(box_terms) / max(len(box_terms), 1)
         total["cls"] += sum(cls_terms) / max(len(cls_terms), 1) if num_classes > 1 else 0.0
@@ -157,10 +154,10 @@ def values(terms: dict[str, Tensor]) -> dict[str, float]:
 SETTINGS = [
     {},
     {"label_smoothing": 0.1},
-    {"focal_gamma": 1.5},
-    {"focal_gamma": 0.5, "label_smoothing": 0.2},
-    {"obj_pos_weight": 0.67, "cls_pos_weight": 0.5},
-    {"box": 0.02, "obj": 0.7, "cls": 0.3, "ratio_limit": 2.91},
+    {"fl_gamma": 1.5},
+    {"fl_gamma": 0.5, "label_smoothing": 0.2},
+    {"obj_pw": 0.67, "cls_pw": 0.5},
+    {"box": 0.02, "obj": 0.7, "cls": 0.3, "anchor_t": 2.91},
 ]
 
 
@@ -362,9 +359,9 @@ def test_loss_counts_are_integers():
 # -------------------------------------------------------------------- extreme numbers and precision
 
 
-@pytest.mark.parametrize("focal_gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("fl_gamma", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("size", [0.0, 1e-6, 30.0, 300.0, 1e4])
-def test_gradients_are_finite_for_any_logit(size, focal_gamma):
+def test_gradients_are_finite_for_any_logit(size, fl_gamma):
     g = torch.Generator().manual_seed(1)
     targets = torch.cat(
         [random_targets(10, 2), torch.tensor([[0.0, 1, 0, 0, 64, 64], [1, 0, 30, 30, 30, 30]])]
@@ -378,7 +375,7 @@ def test_gradients_are_finite_for_any_logit(size, focal_gamma):
                 else torch.full_like(raw, sign)
             )
             raw.mul_(size).requires_grad_()
-        terms = make_loss(focal_gamma=focal_gamma, label_smoothing=0.1)(maps, targets)
+        terms = make_loss(fl_gamma=fl_gamma, label_smoothing=0.1)(maps, targets)
         sum(terms.values()).backward()
         assert all(math.isfinite(term) for term in values(terms).values())
         assert all(raw.grad.isfinite().all() for raw in maps)
@@ -462,12 +459,12 @@ def finite_difference(
     return (sums[0] - sums[1]) / 2e-5
 
 
-@pytest.mark.parametrize("focal_gamma", [0.0, 1.5])
-def test_loss_gradients_equal_finite_differences(focal_gamma):
+@pytest.mark.parametrize("fl_gamma", [0.0, 1.5])
+def test_loss_gradients_equal_finite_differences(fl_gamma):
     # No gradient flows through the CIoU as the target of objectness, nor through CIoU's weight of
     # the aspect term. So box numbers are compared with slopes of the box term alone, for a box with
     # the target's aspect ratio, where that weight is 0.
-    loss = make_loss(focal_gamma=focal_gamma, cls_pos_weight=0.7, label_smoothing=0.1).double()
+    loss = make_loss(fl_gamma=fl_gamma, cls_pw=0.7, label_smoothing=0.1).double()
     maps = [raw.double() for raw in random_maps(1)]
     targets, own = (
         torch.tensor([[0.0, 2, 31, 22, 47, 52]]),
@@ -522,7 +519,7 @@ def test_anchor_based_loss_never_syncs_with_device():
     # while the host waits: that calls lift_fresh.
     with FakeTensorMode(allow_non_fake_inputs=False), Recorder() as recorder:
         device = torch.device("cuda")
-        gains = LossGains(focal_gamma=1.5, cls_pos_weight=0.5)
+        gains = LossGains(fl_gamma=1.5, cls_pw=0.5)
         loss = AnchorBasedLoss(torch.ones(3, 3, 2, device=device), STRIDES[:3], 3, gains)
         maps = [torch.empty(2, 3, side, side, 8, device=device) for side in (8, 4, 2)]
         terms = loss(maps, torch.empty(5, 6, device=device), lambda counts: counts)

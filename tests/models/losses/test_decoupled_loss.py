@@ -46,9 +46,9 @@ def entropy(logit: float, target: float) -> float:
     return -target * math.log(sigma(logit)) - (1 - target) * math.log(1 - sigma(logit))
 
 
-def make_loss(*, closing: bool = True) -> DecoupledLoss:
+def make_loss(*, without_mosaic: bool = True) -> DecoupledLoss:
     loss = DecoupledLoss(STRIDES)
-    loss.start_epoch(9, 10, closing=closing)
+    loss.start_epoch(9, 10, without_mosaic=without_mosaic)
     return loss
 
 
@@ -214,11 +214,11 @@ def test_loss_equals_that_of_its_authors():
         raw = model.train()(images)
     theirs = json.loads((FIXTURES / "losses.json").read_text())
     keys = {"box": "iou_loss", "obj": "conf_loss", "cls": "cls_loss", "l1": "l1_loss"}
-    for name, closing in (("plain", False), ("l1", True)):
-        loss = make_loss(closing=closing)
+    for name, without_mosaic in (("plain", False), ("l1", True)):
+        loss = make_loss(without_mosaic=without_mosaic)
         terms = loss(raw, targets)
         expected = {
-            term: theirs[name][key] for term, key in keys.items() if closing or term != "l1"
+            term: theirs[name][key] for term, key in keys.items() if without_mosaic or term != "l1"
         }
         assert {term: terms[term].item() for term in expected} == pytest.approx(expected, rel=1e-4)
         assert loss.weighted_sum(terms).item() == pytest.approx(
@@ -226,11 +226,12 @@ def test_loss_equals_that_of_its_authors():
         )
 
 
-def test_l1_is_in_the_weighted_sum_of_closing_epochs_only():
+def test_l1_is_in_the_weighted_sum_of_epochs_without_mosaic_only():
     maps, targets = random_maps(2), random_targets(5, 2, 0)
     terms = DecoupledLoss(STRIDES)(maps, targets)
     found = {
-        closing: make_loss(closing=closing).weighted_sum(terms).item() for closing in (False, True)
+        without_mosaic: make_loss(without_mosaic=without_mosaic).weighted_sum(terms).item()
+        for without_mosaic in (False, True)
     }
     assert terms["l1"] > 0
     assert found[True] == pytest.approx(sum(values(terms).values()), rel=1e-6)

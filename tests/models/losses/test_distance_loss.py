@@ -474,7 +474,7 @@ def test_dual_loss_equals_slow_loops(bins):
     expected = first | {f"o2o_{name}": term for name, term in second.items()}
     head = DualDistanceHead([8, 8, 8], CLASSES, bins, strides=[Fraction(s) for s in STRIDES])
     for loss in (dual_loss(bins), build_loss(head, LossGains())):
-        loss.start_epoch(0, 100, closing=False)
+        loss.start_epoch(0, 100, without_mosaic=False)
         found = loss([many, one], targets)
         assert values(found) == pytest.approx(expected, rel=1e-5)
         assert list(found) == list(loss.terms)
@@ -488,7 +488,7 @@ def test_share_of_o2m_falls_from_80_to_10_percent():
     # 1.
     terms |= dict.fromkeys(DistanceLoss.terms, torch.tensor(2.0))
     for epoch, share in enumerate([0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]):
-        loss.start_epoch(epoch, 8, closing=epoch == 7)
+        loss.start_epoch(epoch, 8, without_mosaic=epoch == 7)
         assert loss.weighted_sum(terms).item() == pytest.approx(
             6 * share + 3 * (1 - share), rel=1e-6
         )
@@ -500,7 +500,7 @@ def test_share_of_o2m_falls_from_80_to_10_percent():
 def test_share_depends_only_on_the_epoch(epoch, epochs, share):
     loss = dual_loss()
     for earlier in (3, 0, epoch):
-        loss.start_epoch(earlier, epochs, closing=False)
+        loss.start_epoch(earlier, epochs, without_mosaic=False)
     assert loss.o2m_weight == pytest.approx(share)
 
 
@@ -509,7 +509,7 @@ def test_terms_do_not_depend_on_the_epoch(training):
     loss, maps, targets = dual_loss(), [random_maps(2, 1, 0), random_maps(2, 1, 1)], some_targets()
     found = []
     for epoch in (0, 4, 9):
-        loss.start_epoch(epoch, 10, closing=False)
+        loss.start_epoch(epoch, 10, without_mosaic=False)
         with torch.set_grad_enabled(training):
             found.append(values(loss(maps, targets)))
     assert found[0] == found[1] == found[2]

@@ -4,7 +4,7 @@ register it.
 Source: FCOS (arXiv 1904.01355), without centerness and without a range of box sizes per level.
 """
 
-from models.heads.registry import HEADS, HeadFamily
+from models.head_registry import HEADS, HeadFamily
 from tests.support.anchor_free.head import AnchorFreeHead
 from tests.support.anchor_free.loss import AnchorFreeLoss
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.ignored import ignored_cells
-from models.losses import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32
 from tests.support.anchor_free.assign import assign_cells
 from tests.support.anchor_free.head import AnchorFreeHead, corners
 from utils.boxes import complete_iou, to_cxcywh
@@ -31,6 +31,7 @@ class AnchorFreeLoss(Loss):
     """
 
     terms = ("box", "cls")
+    uses = ("box", "cls")
 
     def __init__(
         self, strides: tuple[int, ...], *, box_gain: float = 1.0, cls_gain: float = 1.0

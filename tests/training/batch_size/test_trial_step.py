@@ -9,7 +9,7 @@ from torch import Tensor
 from models import LossGains, build_loss, build_model
 from models.detector import Detector
 from models.losses import Loss
-from training.batch_size.trial_step import GRAPH_RUNS, TrialStep, measure_batch
+from training.batch_size.trial_step import GRAPH_RUNS, TrialStep
 from utils.distributed.world import World
 
 CPU = torch.device("cpu")
@@ -151,35 +151,3 @@ def test_compiled_trial_reports_only_that_memory_runs_out(model, monkeypatch, er
     else:
         step.compiled(2, "default")
     step(1)  # uncompiled
-
-
-def test_batch_of_a_compiled_run_on_a_gpu_is_checked_compiled(model, compilations, monkeypatch):
-    """On a CPU it is not: there the bytes of compiled code cannot be counted."""
-    checked: list[Any] = []
-    monkeypatch.setattr(
-        "training.batch_size.trial_step.choose_batch",
-        lambda *_, check, **__: checked.append(check) or (8, "a sentence"),
-    )
-    criterion = build_loss(model.head, LossGains())
-    trial = {"optimizer": "SGD", "lr": 0.1, "momentum": 0.9, "image_size": 64, "boxes_per_image": 5}
-    monkeypatch.setattr(
-        "training.batch_size.trial_step.TrialStep", lambda *_, **__: make_step(model, criterion)
-    )
-
-    def measured_on(device: str, compile_mode: Any) -> int:
-        world = World(torch.device(device))
-        settings = trial | {"images": 9, "compile_mode": compile_mode}
-        return measure_batch(model, criterion, torch.float32, world, lambda _: None, **settings)
-
-    def mode_of(images: int) -> str:
-        return f"mode for {images}"
-
-    assert (
-        measured_on("cpu", mode_of)
-        == measured_on("cuda", None)
-        == measured_on("cuda", mode_of)
-        == 8
-    )
-    assert [check is not None for check in checked] == [False, False, True]
-    checked[-1](4)
-    assert compilations == [{"mode": "mode for 4", "dynamic": False}, {}, {}]

@@ -14,9 +14,12 @@ from training.checkpoints.contents import (
     FORMAT,
     Checkpoint,
     Description,
+    PendingEpoch,
     checked_checkpoint,
     read_checkpoint,
 )
+from training.checkpoints.resume import resumed_config
+from training.early_stopping import EarlyStopping
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 
@@ -35,7 +38,7 @@ def entries(**changes):
 
 def test_checkpoint_entries_round_trip():
     saved = checked_checkpoint("last.pt", entries(names=["a"], ema_updates=3))
-    assert (saved.description.names, saved.ema_updates, saved.pending) == (["a"], 3, None)
+    assert (saved.description.names, saved.ema_updates, saved.pending) == (["a"], 3, {})
     again = checked_checkpoint("last.pt", saved.as_dict())
     assert {k: v for k, v in again.as_dict().items() if k not in ("losses", "statistics")} == {
         k: v for k, v in saved.as_dict().items() if k not in ("losses", "statistics")
@@ -45,40 +48,16 @@ def test_checkpoint_entries_round_trip():
 
 def test_pending_epoch_is_read():
     pending = {"time": 1.5, "losses": {"box": 0.5}, "lr": 0.1, "pace": "fast"}
-    saved = checked_checkpoint("last.pt", entries(epoch=2, open=pending))
-    assert saved.pending is not None
-    assert vars(saved.pending) == pending
+    saved = checked_checkpoint("last.pt", entries(epoch=2, pending=pending))
+    assert saved.pending_epoch() == PendingEpoch(**pending)
+    assert checked_checkpoint("last.pt", entries()).pending_epoch() is None
 
 
-def test_format_3_checkpoint_is_converted():
-    """In format 3, `compile` was "" where it is "off" now; such a checkpoint is not damaged."""
-    old = entries(format=3, config=TrainConfig().as_dict() | {"compile": ""})
-    saved = checked_checkpoint("last.pt", old)
-    assert saved.description.config["compile"] == "off"
-    assert saved.format == FORMAT
-    assert TrainConfig(**saved.description.config | {"freeze": (0,)}).compile == "off"
-    kept = checked_checkpoint(
-        "last.pt", entries(format=3, config=TrainConfig().as_dict() | {"compile": "default"})
-    )
-    assert kept.description.config["compile"] == "default"
-
-
-def test_format_4_checkpoint_has_no_tiles():
-    config = {
-        name: value
-        for name, value in TrainConfig().as_dict().items()
-        if not name.startswith("tile")
-    }
-    saved = checked_checkpoint("last.pt", entries(format=4, config=config))
-    assert saved.format == FORMAT
-    assert TrainConfig(**saved.description.config | {"freeze": (0,)}).tile == 0
-
-
-@pytest.mark.parametrize("found", [2, FORMAT + 1, "4", None, True])
+@pytest.mark.parametrize("found", [0, FORMAT + 1, "1", None, True])
 def test_other_format_is_reported_as_other_version(found):
     what = f"format {found}" if type(found) is int else "no format number"
     sentence = (
-        f"last.pt: written by another version of Kestrel ({what}; this one reads 3 to {FORMAT}): "
+        f"last.pt: written by another version of Kestrel ({what}; this one reads {FORMAT}): "
         "resume it with the "
         "version that wrote it, or start a new run from its weights with --weights"
     )
@@ -100,20 +79,45 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
 
 
 # The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed:
-# raise FORMAT, have `upgraded` convert the format before or refuse it, and only then write the new
-# digest here.
-FORMAT_DIGESTS = {6: "2c395052897fe2b3"}
+# raise FORMAT, and only then write the new digest here; after the first release, convert the format
+# before.
+FORMAT_DIGESTS = {1: "a4ea4dc76506bd3a"}
+SETTINGS_OF_FORMAT_1 = """
+weights:str cfg:str data:str hyp:str epochs:int batch_size:int imgsz:int tile:int
+tile_overlap:float rect:bool resume:str nosave:bool noval:bool val_period:int noautoanchor:bool
+noplots:bool multi_scale:bool single_cls:bool optimizer:str workers:int image_weights:bool
+sync_bn:bool shard:bool checkpoint_activations:bool project:str name:str exist_ok:bool
+cos_lr:bool label_smoothing:float patience:int freeze:list save_period:int save_minutes:float
+seed:int amp:str compile:str close_mosaic:int cache:str cache_dir:str download:bool lr0:float
+lrf:float momentum:float weight_decay:float nominal_batch:float warmup_epochs:float
+warmup_momentum:float warmup_bias_lr:float box:float cls:float cls_pw:float obj:float
+obj_pw:float anchor_t:float anchors:float fl_gamma:float hsv_h:float hsv_s:float hsv_v:float
+degrees:float translate:float scale:float shear:float perspective:float flipud:float
+fliplr:float mosaic:float mixup:float copy_paste:float
+"""
 
 
-def test_changed_entries_or_settings_require_a_new_format():
-    settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
-    parts = [
-        {name: kind.__name__ for name, kind in ENTRIES.items()},
-        settings,
-        sorted(Hyp().as_dict()),
-    ]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+def test_changed_entries_require_a_new_format():
+    kinds = {name: kind.__name__ for name, kind in ENTRIES.items()}
+    digest = hashlib.sha256(json.dumps(kinds, sort_keys=True).encode()).hexdigest()[:16]
     assert {FORMAT: digest} == FORMAT_DIGESTS
+
+
+def test_removed_or_changed_settings_require_a_new_format():
+    """A new setting does not: older checkpoints have its default."""
+    settings = {name: type(value).__name__ for name, value in TrainConfig().as_dict().items()}
+    settings |= dict.fromkeys(Hyp().as_dict(), "float")
+    of_format = dict(one.split(":") for one in SETTINGS_OF_FORMAT_1.split())
+    assert of_format.items() <= settings.items()
+
+
+def test_setting_that_a_checkpoint_does_not_know_has_its_default():
+    old = TrainConfig(epochs=7).as_dict()
+    del old["val_period"]
+    saved = checked_checkpoint("last.pt", entries(config=old, best=EarlyStopping(0).state_dict()))
+    cfg, _ = resumed_config(TrainConfig(resume="last.pt"), saved)
+    assert (cfg.epochs, cfg.val_period) == (7, 1)
+    assert Hyp(**{}) == Hyp()
 
 
 def test_checkpoint_records_declare_all_entries():

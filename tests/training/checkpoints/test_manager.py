@@ -16,16 +16,14 @@ from tests.support.small_run import (
     files_of,
     run_folder,
     set_averaged_weight,
-    small_description,
+    small_manager,
     small_state,
 )
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from training.checkpoints import manager as manager_module
 from training.checkpoints import preemption
 from training.checkpoints.contents import read_checkpoint
-from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit
-from training.settings.config import TrainConfig
 from utils.files import checkpoint_file
 from utils.terminal import FaultError
 
@@ -36,8 +34,7 @@ LAST, BEST = "weights/last.pt", "weights/best.pt"
 
 def open_manager(folder, world=None, **flags):
     """The checkpoint manager of a new run in `folder` with these flags of train.py."""
-    saving = TrainConfig(**flags).saving()
-    return CheckpointManager(run_folder(folder), small_state(world), small_description(), **saving)
+    return small_manager(run_folder(folder), small_state(world), **flags)
 
 
 def train_epoch(manager, fitness, *, done=False):
@@ -196,7 +193,7 @@ def test_best_of_a_pending_epoch_has_the_weights_of_its_end(tmp_path, fitness, b
     release = start_evaluation(manager, fitness)
     assert weight_of(tmp_path / "exp") == 1
     saved = read_checkpoint(str(manager.last))
-    assert (saved.epoch, saved.pending) == (2, manager.progress.pending)
+    assert (saved.epoch, saved.pending_epoch()) == (2, manager.progress.pending)
     set_averaged_weight(manager.state, 99)
     release.set()
     manager.background.wait()
@@ -224,7 +221,7 @@ def test_save_within_an_epoch_waits_for_the_evaluation(tmp_path):
     threading.Timer(0.1, release.set).start()
     manager.after_step(3)
     saved = read_checkpoint(str(manager.last))
-    assert (saved.epoch, saved.batch, saved.pending, len(saved.results)) == (1, 3, None, 1)
+    assert (saved.epoch, saved.batch, saved.pending, len(saved.results)) == (1, 3, {}, 1)
     assert weight_of(tmp_path / "exp") == 1
 
 
@@ -249,7 +246,7 @@ def test_weights_of_a_recorded_epoch_are_not_written_again(tmp_path):
 )
 def test_signal_saves_after_the_step_and_ends_the_run(tmp_path, capsys, name, code):
     manager = open_manager(tmp_path / "exp", nosave=True)  # --nosave too
-    with manager:
+    with manager, manager.trigger:
         manager.after_step(1)
         signal.raise_signal(getattr(signal, name))
         with pytest.raises(PreemptedExit) as ended:
@@ -267,7 +264,7 @@ def test_signal_saves_after_the_step_and_ends_the_run(tmp_path, capsys, name, co
 @posix
 def test_handlers_are_restored_when_the_manager_is_left(tmp_path):
     own = signal.getsignal(signal.SIGTERM)
-    with open_manager(tmp_path / "exp"):
+    with open_manager(tmp_path / "exp").trigger:
         assert signal.getsignal(signal.SIGTERM) != own
     assert signal.getsignal(signal.SIGTERM) == own
 
@@ -276,7 +273,7 @@ def test_handlers_are_restored_when_the_manager_is_left(tmp_path):
 @pytest.mark.parametrize("nosave", [False, True])
 def test_signal_at_the_end_of_an_epoch_saves_it_and_ends_the_run(tmp_path, nosave):
     manager = open_manager(tmp_path / "exp", nosave=nosave)
-    with manager:
+    with manager, manager.trigger:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(PreemptedExit):
             train_epoch(manager, 0.5)
@@ -288,7 +285,7 @@ def test_signal_at_the_end_of_an_epoch_saves_it_and_ends_the_run(tmp_path, nosav
 @posix
 def test_signal_at_the_end_of_the_run_does_not_interrupt_it(tmp_path):
     manager = open_manager(tmp_path / "exp")
-    with manager:
+    with manager, manager.trigger:
         signal.raise_signal(signal.SIGTERM)
         train_epoch(manager, 0.5, done=True)
     assert files_of(tmp_path / "exp") == {LAST, BEST}
@@ -298,7 +295,7 @@ def test_signal_at_the_end_of_the_run_does_not_interrupt_it(tmp_path):
 @pytest.mark.parametrize("saved", [False, True])
 def test_interrupted_validation_saves_the_run_unless_it_is_saved(tmp_path, saved):
     manager = open_manager(tmp_path / "exp")
-    with manager:
+    with manager, manager.trigger:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(PreemptedExit), manager.interruptible(saved=saved):
             raise InterruptedRunError
@@ -355,7 +352,7 @@ def test_only_rank_0_writes_files(tmp_path, capsys):
         for world in worlds
     ]
     run_ranks([partial(save_everything, manager) for manager in managers], worlds)
-    with managers[1]:
+    with managers[1].trigger:
         signal.raise_signal(signal.SIGTERM)
     assert run_ranks([partial(preempted_code, manager) for manager in managers], worlds) == [
         143,
@@ -377,9 +374,7 @@ def resumed_manager(manager, **flags):
     """
     state = small_state()
     state.load(read_checkpoint(str(manager.last)))
-    return CheckpointManager(
-        manager.folder, state, small_description(), **TrainConfig(**flags).saving()
-    )
+    return small_manager(manager.folder, state, **flags)
 
 
 def restored(manager, *, done=False):
@@ -447,8 +442,7 @@ def interrupt(manager):
 def test_ctrl_c_names_a_checkpoint_that_this_run_has_written(tmp_path, capsys, flags):
     """An older run's last.pt, in a folder that --exist-ok uses again, is not named."""
     train_epoch(open_manager(tmp_path / "exp"), 0.5)
-    saving = TrainConfig(**flags).saving()
-    manager = CheckpointManager(tmp_path / "exp", small_state(), small_description(), **saving)
+    manager = small_manager(tmp_path / "exp", **flags)
     interrupt(manager)
     nothing = "nothing is saved yet: start the run again, without --resume\n"
     assert capsys.readouterr().out == nothing
@@ -503,9 +497,7 @@ def test_fault_with_advice_of_its_own_is_passed_on(tmp_path):
 
 def test_only_rank_0_speaks_at_ctrl_c(tmp_path, capsys):
     """Only it has written a checkpoint, and knows of one."""
-    manager = CheckpointManager(
-        tmp_path, small_state(), small_description(), **TrainConfig().saving()
-    )
+    manager = small_manager(tmp_path)
     manager.world = thread_worlds(2)[1]
     interrupt(manager)
     assert capsys.readouterr().out == ""
@@ -514,8 +506,7 @@ def test_only_rank_0_speaks_at_ctrl_c(tmp_path, capsys):
 def test_ctrl_c_of_a_resumed_run_names_its_checkpoint(tmp_path, capsys):
     state = small_state()
     state.progress.batch = 3
-    saving = TrainConfig().saving()
-    interrupt(CheckpointManager(run_folder(tmp_path / "exp"), state, small_description(), **saving))
+    interrupt(small_manager(run_folder(tmp_path / "exp"), state))
     assert capsys.readouterr().out.endswith(f"--resume {tmp_path}/exp/{LAST}\n")
 
 

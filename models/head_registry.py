@@ -51,7 +51,7 @@ def build_loss(head: Head, gains: LossGains, say: Callable[[str], None] = lambda
     because of its levels.
     """
     loss = family_of(head).loss
-    idle = [name for name in gains.changed() if name in loss.unused]
-    if idle:
-        say(f"the loss of this head does not use {', '.join(idle)}: no effect")
+    unused = [name for name in gains.changed() if name not in loss.uses]
+    if unused:
+        say(f"the loss of this head does not use {', '.join(unused)}: no effect")
     return loss.from_head(head, gains)

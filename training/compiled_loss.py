@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.assign.targets import made_up_targets
 from models.detector import Detector
-from models.losses import Loss
+from models.losses.base import Loss
 from utils.distributed.replica import preserve_buffers
 from utils.distributed.torch_compile import first_failure
 from utils.distributed.world import World

@@ -12,7 +12,7 @@ from models import LossGains, build_loss, build_model
 from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.losses import Loss
-from models.losses.compiled import compile_loss
+from training.compiled_loss import compile_loss
 from utils.distributed.world import World
 from utils.nested import tensors_in
 

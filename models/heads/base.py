@@ -1,0 +1,118 @@
+"""The base class of all heads: feature maps -> raw predictions -> boxes and scores.
+
+`models.head_registry.HEADS` lists the heads.
+
+L levels of the head, B images, N predictions per image over all levels, C classes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.blocks import Layer
+
+Raw = Any  # what a head passes to its loss: a list or tuple of tensors, possibly nested
+
+
+class Head(Layer, ABC):
+    """Base class of heads. A head is the last row of a table.
+
+    The constructor takes the input channels of each level, the row's args, and `strides=`.
+
+    num_classes: C. strides: pixels per cell of each level [L]; image sides must be multiples of the
+    largest.
+
+    Raises ValueError for fewer than 1 class, or if a stride is not a whole number.
+    """
+
+    multi_input = True
+    scales_width = False
+    # state_dict keys that depend on the data: `transfer` does not copy them
+    fitted: ClassVar[tuple[str, ...]] = ()
+    outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
+    needs_nms: bool = True  # whether several predictions find the same box
+    constants: int = 0  # fixed numbers that published totals count as parameters
+
+    def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"a head needs 1 or more classes, got {num_classes}")
+        if any(stride.denominator != 1 for stride in strides):
+            given = ", ".join(str(stride) for stride in strides)
+            raise ValueError(f"strides must be whole numbers, got {given}")
+
+        self.num_classes = num_classes
+        self.strides = tuple(int(stride) for stride in strides)
+
+    @abstractmethod
+    def forward(self, maps: list[Tensor]) -> Raw:
+        """Return raw predictions, for `decode` and for the loss.
+
+        maps: one [B, channels, H, W] per level.
+        """
+
+    @abstractmethod
+    def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
+        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32."""
+
+    def decode_candidates(self, raw: Raw, confidence: float) -> tuple[Tensor, Tensor]:
+        """Return what `decode` does, without predictions that have no score above `confidence`.
+
+        Boxes are [B, M, 4] and scores [B, M, C], M <= N.
+
+        Images with fewer predictions than others are filled up with zeros. On a GPU this would make
+        the host wait; on a CPU it saves computing boxes and scores that would be discarded.
+        """
+        return self.decode(raw)
+
+    @abstractmethod
+    def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Split a tensor of the head's state: the part of all classes, and the part per class.
+
+        The second is [C, ...], or None if the tensor has no part per class. Both are views of
+        `values`, so that rows can be copied in place. key: the tensor's name in the head's
+        state_dict.
+        """
+
+    def choose_output(self, name: str) -> None:
+        """Have `decode` return the predictions of this name.
+
+        Raises: ValueError if the head has none of this name.
+        """
+        if not self.outputs:
+            raise ValueError(f"--head {name}: this model's head has only one output")
+        raise ValueError(f"--head {name}: choose {' or '.join(self.outputs)}")
+
+    def fuse(self) -> None:
+        """Remove what only training needs; a second call changes nothing."""
+
+    def fit_to_boxes(
+        self,
+        sizes: NDArray[np.float64],
+        *,
+        anchor_t: float,
+        seed: int,
+        placeholders: bool,
+        broadcast: Callable[[Any], Any],
+    ) -> str | None:
+        """Fit the head to the box sizes and return a sentence on it; None if nothing is to fit.
+
+        Args:
+            sizes: width and height in pixels at the training size, [N, 2].
+            anchor_t: a box and an anchor match if their sides differ by less than this factor.
+            seed: of the random numbers that fitting uses.
+            placeholders: the head's present values are only a starting point and are to be
+                replaced.
+            broadcast: returns rank 0's value (JSON types), so that all processes end with the same
+                bits.
+        """
+        return None
+
+    def table_entries(self) -> dict[str, Any]:
+        """Return the table entries, as plain values, that rebuild the head as it is fitted now."""
+        return {}

@@ -1,0 +1,87 @@
+"""--batch-size -1: the largest batch of a run that fits in memory, by trial steps."""
+
+from collections.abc import Callable
+
+import torch
+
+from data import Images, trial_drawing
+from data.labels import Labels
+from data.multi_scale import MultiScale
+from models import build_loss
+from models.detector import Detector
+from training.batch_size.autobatch import choose_batch
+from training.batch_size.global_batch import GlobalBatch
+from training.batch_size.trial_step import TrialStep
+from training.settings.config import TrainConfig
+from training.settings.groups import augmentation, loss_gains
+from training.settings.hyperparameters import Hyp
+from utils.distributed.precision import autocast_for, weights_dtype
+from utils.distributed.torch_compile import mode_without_reuse
+from utils.distributed.world import World
+from utils.log import Say, say_nothing
+
+
+def find_batch_size(
+    cfg: TrainConfig,
+    hyp: Hyp,
+    model: Detector,
+    labels: Labels,
+    images: Images,
+    *,
+    image_size: int,
+    precision: torch.dtype,
+    world: World,
+    say: Say,
+) -> int:
+    """Return the largest global batch whose step stays within a share of the free memory.
+
+    The trial steps are on images of the most pixels and boxes; with --compile, the result is tried
+    with the compiled model too, on a GPU.
+
+    Args:
+        model: on this process's device; the trials use copies.
+        labels, images: of the training split.
+        image_size: in pixels, a multiple of the model's largest stride.
+        precision: of the forward pass.
+        say: logs the memory use.
+
+    Raises ValueError as `choose_batch` does.
+    """
+    criterion = build_loss(model.head, loss_gains(hyp, cfg.label_smoothing))
+    criterion.to(weights_dtype(precision))
+    largest_side = image_size
+    if cfg.multi_scale:
+        largest_side = MultiScale.largest_side(image_size, max(model.strides))
+    step = TrialStep(
+        model,
+        criterion,
+        autocast_for(precision, world.device),
+        optimizer=cfg.optimizer,
+        lr=hyp.lr0,
+        momentum=hyp.momentum,
+        image_size=largest_side,
+        boxes_per_image=4 * labels.boxes_per_image(95) + 1,  # a mosaic shows those of four images
+        world=world,
+        one_shape=not (cfg.rect or cfg.multi_scale),
+        draw=trial_drawing(labels, images, image_size, augmentation(hyp), rect=cfg.rect),
+    )
+
+    def compiled_step(images_per_process: int) -> None:
+        batch = GlobalBatch(images_per_process * world.size, world.size, nominal=hyp.nominal_batch)
+        mode = mode_without_reuse(cfg.compile, batch.accumulate, world.device, say_nothing)
+        step.compiled(images_per_process, mode)
+
+    compiles = cfg.compile != "off" and world.device.type == "cuda" and not world.devices
+    check: Callable[[int], None] | None = compiled_step if compiles else None
+
+    size, sentence = choose_batch(
+        step,
+        lambda number: min(world.all_gather_object(number)),
+        device=world.device,
+        images=len(labels),
+        shares=max(world.size, len(world.devices)),
+        local_processes=world.local_size,
+        check=check,
+    )
+    say(sentence)
+    return size
