@@ -12,17 +12,21 @@ from training.optimizers.muon import MATRICES, MuonAdamW
 from training.settings.config import among
 
 Groups = list[dict[str, Any]]
+DECAYING = ("weight", "matrix")  # groups with weight decay
 
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer's class, the function that builds it from (groups, lr, momentum, fused), and its
-    momentum setting.
+    """An optimizer's class, how it is built, and what its settings mean.
 
-    momentum_key: the name of that setting in a group; of "betas" it is the first; "" if there is
-    none. bias_warmup:
-    whether the learning rate of biases falls from warmup_bias_lr during warm-up, or rises from 0
-    like the others. matrices: whether the weights of convolutions have a group of their own.
+    Args:
+        cls: its class.
+        build: builds one from (groups, lr, momentum, fused).
+        momentum_key: the name of the momentum setting in a group; of "betas" it is the first; "" if
+            there is none.
+        bias_warmup: whether the learning rate of biases falls from warmup_bias_lr during warm-up,
+            or rises from 0 like the others.
+        matrices: whether the weights of convolutions have a group of their own.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -40,13 +44,14 @@ class OptimizerKind:
 
 
 def _sgd(groups: Groups, lr: float, momentum: float, fused: bool) -> torch.optim.Optimizer:
-    optimizer = torch.optim.SGD(
-        groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused
-    )
-    for group in optimizer.param_groups if momentum > 0 else ():
+    nesterov = momentum > 0
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
+    if momentum <= 0:
+        return optimizer
+
+    # If the first step is skipped on the device, torch would leave the buffer uninitialized.
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            # If the first step is skipped on the device, torch would leave the buffer
-            # uninitialized.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -74,57 +79,72 @@ OPTIMIZERS = {
 def build_optimizer(
     model: nn.Module, name: str, *, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """An optimizer with three groups named "bias", "norm" and "weight"; only "weight" decays.
+    """Return an optimizer with the groups "bias", "norm" and "weight", of which "weight" decays.
 
     "norm" holds the scales of normalization layers: all one-dimensional parameters that are not
-    biases. Parameters that need no gradient are left out. name: SGD (Nesterov), Adam or AdamW, the
-    latter two with betas (momentum, 0.999), or Muon. For Muon a fourth group, "matrix", which
-    decays too, holds the weights of convolutions that are neither depthwise nor the output of a
-    head. Raises ValueError for another name, or if no parameter is left to train.
+    biases. Parameters that need no gradient are left out. Raises ValueError for an unknown name, or
+    if no parameter is left to train.
+
+    Args:
+        model: whose parameters are trained.
+        name: SGD (Nesterov), Adam or AdamW, the latter two with betas (momentum, 0.999), or Muon.
+            For Muon a fourth group, "matrix", which decays too, holds the weights of convolutions
+            that are neither depthwise nor the output of a head.
+        lr: learning rate.
+        momentum: of SGD, or the first beta of the others.
+        weight_decay: of the groups that decay.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"--optimizer {name}: choose {among(list(OPTIMIZERS))}")
     kind = OPTIMIZERS[name]
+
+    parameters_of = _group_parameters(model, matrices=kind.matrices)
+    if not any(parameters_of.values()):
+        raise ValueError("no parameter is left to train: freeze fewer layers (--freeze)")
+
+    groups: Groups = []
+    for group_name, parameters in parameters_of.items():
+        decay = weight_decay if group_name in DECAYING else 0.0
+        group = {"params": parameters, "name": group_name, "weight_decay": decay}
+        if kind.matrices:
+            group[MATRICES] = group_name == "matrix"
+        groups.append(group)
+
+    # A DTensor does not mix with the flag that skips a step.
+    first = next(model.parameters())
+    fused = first.is_cuda and not isinstance(first, DTensor)
+    return kind.build(groups, lr, momentum, fused)
+
+
+def _group_parameters(model: nn.Module, *, matrices: bool) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters to train by group. matrices: whether there is a group "matrix"."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "norm": [], "weight": []}
-    groups |= {"matrix": []} if kind.matrices else {}
+    if matrices:
+        groups["matrix"] = []
+
     parameters = dict(model.named_parameters())  # lists a shared parameter once
     for path, parameter in parameters.items():
-        if parameter.requires_grad:
-            owner, _, own = path.rpartition(".")
-            # A convolution with a bias is the output of a head: all others are followed by a
-            # normalization layer.
-            is_matrix = kind.matrices and parameter.ndim == 4 and parameter.shape[1] > 1
-            is_matrix = is_matrix and f"{owner}.bias" not in parameters
-            group = (
-                "bias"
-                if own == "bias"
-                else "norm"
-                if parameter.ndim <= 1
-                else "matrix"
-                if is_matrix
-                else "weight"
-            )
-            groups[group].append(parameter)
-    if not any(groups.values()):
-        raise ValueError("no parameter is left to train: freeze fewer layers (--freeze)")
-    settings: Groups = [
-        {
-            "params": members,
-            "name": group,
-            "weight_decay": weight_decay if group in ("weight", "matrix") else 0.0,
-        }
-        for group, members in groups.items()
-    ]
-    for entries in settings if kind.matrices else ():
-        entries[MATRICES] = entries["name"] == "matrix"
-    first = next(model.parameters())
-    # a DTensor does not mix with the flag that skips a step
-    fused = first.is_cuda and not isinstance(first, DTensor)
-    return kind.build(settings, lr, momentum, fused)
+        if not parameter.requires_grad:
+            continue
+        layer, _, own_name = path.rpartition(".")
+        is_depthwise = parameter.ndim == 4 and parameter.shape[1] == 1
+        # A convolution with a bias is the output of a head: all others are followed by a
+        # normalization layer.
+        has_bias = f"{layer}.bias" in parameters
+
+        if own_name == "bias":
+            groups["bias"].append(parameter)
+        elif parameter.ndim <= 1:
+            groups["norm"].append(parameter)
+        elif matrices and parameter.ndim == 4 and not is_depthwise and not has_bias:
+            groups["matrix"].append(parameter)
+        else:
+            groups["weight"].append(parameter)
+    return groups
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:
-    """The entry of OPTIMIZERS for an optimizer. Raises TypeError if there is none."""
+    """Return the entry of OPTIMIZERS for an optimizer. Raises TypeError if there is none."""
     for kind in OPTIMIZERS.values():
         if type(optimizer) is kind.cls:  # not isinstance: torch's AdamW is an Adam
             return kind

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration, chosen by its author for few steps
+# a, b and c of the iteration, chosen by its author for few steps
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 RMS = 0.2  # root mean square of an update's entries, in units of the learning rate, as AdamW's
 MATRICES = "matrices"  # entry of a group whose parameters are stepped by Muon
@@ -30,6 +31,8 @@ class MuonAdamW(torch.optim.AdamW):
         for group in groups:
             if group.get(MATRICES):
                 self._step_matrices(group)
+
+        # AdamW's own step, of the other groups.
         try:
             self.param_groups = [group for group in groups if not group.get(MATRICES)]
             return super().step(closure)
@@ -37,68 +40,101 @@ class MuonAdamW(torch.optim.AdamW):
             self.param_groups = groups
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
+        """Take Muon's step for the parameters of a group that have a gradient."""
         weights = [weight for weight in group["params"] if weight.grad is not None]
         if not weights:
             return
         for weight in weights:
-            if not self.state[weight]:
+            state = self.state[weight]
+            if not state:
                 # never used, but AdamW expects it when a state is loaded
-                self.state[weight]["step"] = torch.zeros(())
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        gradients, buffers = (
-            [weight.grad for weight in weights],
-            [self.state[weight]["momentum_buffer"] for weight in weights],
-        )
-        lr, momentum, taken = group["lr"], group["betas"][0], 1.0
+                state["step"] = torch.zeros(())
+                state["momentum_buffer"] = torch.zeros_like(weight)
+        gradients = [weight.grad for weight in weights]
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+
+        # Without a host read: a skipped step has the buffers as gradients, which leaves the buffers
+        # as they are, and the factor 0.
+        taken: float | Tensor = 1.0
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
-            pairs = zip(buffers, gradients, strict=True)
-            # so that the buffers stay as they are
-            gradients = [torch.where(found_inf > 0, *pair) for pair in pairs]
+            skipped = found_inf > 0
+            gradients = [
+                torch.where(skipped, buffer, gradient)
+                for buffer, gradient in zip(buffers, gradients, strict=True)
+            ]
             taken = (found_inf == 0).to(gradients[0].dtype)
+
+        # Nesterov momentum, then the orthogonal step.
+        momentum = group["betas"][0]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        steps = orthogonal_steps(torch._foreach_lerp(gradients, buffers, momentum))
+        nesterov = torch._foreach_lerp(gradients, buffers, momentum)
+        steps = orthogonal_steps(nesterov)
+
+        # weights <- (1 - lr decay) weights - lr steps
+        lr = group["lr"]
         torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * taken)
         torch._foreach_mul_(steps, -lr * taken)
         torch._foreach_add_(weights, steps)
 
 
 def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return Muon's step for each gradient [out, ...]; those of one shape are computed together,
-    for fewer kernels.
+    """Return Muon's step for each gradient [out, ...].
+
+    Those of one shape are computed together, for fewer kernels.
     """
+    positions_of: dict[torch.Size, list[int]] = {}
+    for position, gradient in enumerate(gradients):
+        shape = gradient.flatten(1).shape  # [out, rest]
+        positions_of.setdefault(shape, []).append(position)
+
     steps = list(gradients)
-    places: dict[torch.Size, list[int]] = {}
-    for place, gradient in enumerate(gradients):
-        places.setdefault(gradient.flatten(1).shape, []).append(place)
-    for shape, own in places.items():
-        matrices = orthogonal(torch.stack([gradients[place].flatten(1) for place in own]))
-        for place, matrix in zip(own, matrices * (RMS * max(shape) ** 0.5), strict=True):
-            steps[place] = matrix.view_as(gradients[place])
+    for shape, positions in positions_of.items():
+        stacked = torch.stack([gradients[position].flatten(1) for position in positions])
+        scale = RMS * max(shape) ** 0.5
+        scaled = orthogonal(stacked) * scale
+        for position, step in zip(positions, scaled, strict=True):
+            steps[position] = step.view_as(gradients[position])
     return steps
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return matrices [..., R, C] with the same singular vectors and with singular values of about
-    0.7 to 1.2.
+    """Return matrices [..., R, C] with the same singular vectors, and singular values near 1.
 
-    Values far below the largest stay smaller. Muon's iteration X <- (a + b S + c S S) X with S = X
-    X^T, but on S, which is small for convolutions, and on the product of the polynomials: a third
-    of the time in float32, in which it runs (in float64 for matrices in float64); in bfloat16,
-    Muon's usual choice, the products would be too inaccurate.
+    They are about 0.7 to 1.2; values far below the largest stay smaller.
+
+    Muon iterates X <- (a + b S + c S S) X with S = X X^T. Here the iteration is on S, which is
+    small for convolutions, and on the product P of the polynomials, with X = P X0: a third of the
+    time in float32, in which it runs (in float64 for matrices in float64). In bfloat16, Muon's
+    usual choice, the products would be too inaccurate.
 
     >>> orthogonal(torch.diag(torch.tensor([3.0, 1.0]))).diag().gt(0.6).tolist()
     [True, True]
     """
     x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    wide = x if x.shape[-2] <= x.shape[-1] else x.mT
-    wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    first, second, third = COEFFICIENTS
-    square = product = wide @ wide.mT
+
+    # From the shorter side, so that S is small.
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+
+    # The Frobenius norm is 1 or less, so that all singular values are.
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+
+    # F = a + b S + c S S is symmetric. From X to F X, P becomes F P, and S becomes F S F.
+    a, b, c = COEFFICIENTS
+    s = x @ x.mT
     for step in range(STEPS):
-        factor = second * square + third * square @ square
-        factor.diagonal(dim1=-2, dim2=-1).add_(first)
-        product = factor if step == 0 else factor @ product
-        square = factor @ square @ factor if step < STEPS - 1 else square
-    wide = product @ wide
-    return (wide if x.shape[-2] <= x.shape[-1] else wide.mT).to(matrices.dtype)
+        factor = b * s + c * s @ s
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        if step == 0:
+            product = factor
+        else:
+            product = factor @ product
+        if step < STEPS - 1:
+            s = factor @ s @ factor
+
+    x = product @ x
+    if is_tall:
+        x = x.mT
+    return x.to(matrices.dtype)
