@@ -1,6 +1,4 @@
-"""Optimizer steps with gradients that are not finite: skipped by all processes together, and
-counted.
-"""
+"""Skip optimizer steps whose gradients are not finite, on all processes together."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from utils.terminal import FaultError
 
 MAX_IN_A_ROW = 10
 MAX_NAMED = 16  # files in an error message
-# halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step
+# Halvings of the float16 gradient scale from 2**16 to 1, each of them a skipped step.
 SCALE_SEARCH = 16
 SCALE_GROWTH = 2000  # finite steps in a row after which torch's GradScaler doubles the scale
 
@@ -28,8 +26,7 @@ class NonFiniteError(FaultError):
 
 
 def nan_if_nonfinite(loss: Tensor) -> Tensor:
-    """The gradient that the backward pass of a loss starts with: 1, or nan if the loss is not
-    finite.
+    """Return the gradient to start a loss's backward pass with: 1, or nan if it is not finite.
 
     With nan no gradient is finite, and after the all-reduce no gradient of any process is: all
     processes detect it without an extra collective.
@@ -45,10 +42,15 @@ class NonFiniteGuard:
 
     With a fused optimizer the host never waits for the device. A forward pass with values that are
     not finite has already changed BatchNorm's running statistics, so a skipped step restores them
-    too. statistics: those tensors, which each forward pass changes in place. searching: the float16
-    gradient scaler finds its scale by steps that are not finite, so more of them in a row are
-    allowed, and as many steps as the scale can be halved are counted as `searched`, not as
-    `skipped`.
+    too.
+
+    Args:
+        optimizer: whose steps are run.
+        statistics: BatchNorm's running statistics, which each forward pass changes in place.
+        device: where the gradients are.
+        searching: whether a float16 gradient scaler finds its scale by steps that are not finite.
+            Then more of them in a row are allowed, and as many steps as the scale can be halved are
+            counted as `searched`, not as `skipped`.
     """
 
     def __init__(
@@ -59,36 +61,53 @@ class NonFiniteGuard:
         *,
         searching: bool = False,
     ) -> None:
-        self.optimizer, self.statistics, self.searching = optimizer, statistics, searching
-        self.skipped = self.searched = self.in_a_row = 0
-        self._halvings = SCALE_SEARCH if searching else 0  # that are left until the scale is 1
+        self.optimizer = optimizer
+        self.statistics = statistics
+        self.searching = searching
+
+        # Counts of skipped steps.
+        self.skipped = 0
+        self.searched = 0
+        self.in_a_row = 0
+
+        # The search for the float16 scale.
+        extra_steps = SCALE_SEARCH if searching else 0
+        self.most_in_a_row = MAX_IN_A_ROW + extra_steps
+        self._halvings = extra_steps  # that are left until the scale is 1
         self._finite = 0  # steps since the scale was last changed
-        self.most_in_a_row = MAX_IN_A_ROW + (SCALE_SEARCH if searching else 0)
-        self._flags = AsyncHostCopy(device)
-        self._saved = self._flattened()
+
+        self._flags = AsyncHostCopy(device)  # whether each of the last steps was skipped
+        self._saved = self._flat_statistics()
 
     def snapshot_statistics(self) -> None:
-        """Save the statistics as the ones to restore; call it when anything but a forward pass has
-        changed them.
+        """Save the statistics as the ones to restore.
+
+        Call it when anything but a forward pass has changed them.
         """
-        self._saved = self._flattened()
+        self._saved = self._flat_statistics()
 
     def step(self, norm: Tensor) -> None:
-        """Step, or skip the step if norm is not finite. norm: of all gradients, the same on all
-        processes.
+        """Step, or skip the step if norm is not finite.
+
+        norm: of all gradients, the same on all processes.
         """
         bad = ~norm.isfinite()
         if self.optimizer.defaults.get("fused"):
-            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # read on the device
+            # Read on the device, where a fused step with this flag changes nothing.
+            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             self.optimizer.step()
         elif not bad:
             self.optimizer.step()
+
         if self.statistics:
-            # a batch's variance may be infinite although its gradients are finite
-            current = self._flattened()
-            self._saved = torch.where(bad | ~current.isfinite(), self._saved, current)
+            # A batch's variance may be infinite although its gradients are finite.
+            current = self._flat_statistics()
+            keep_saved = bad | ~current.isfinite()
+            self._saved = torch.where(keep_saved, self._saved, current)
             torch._foreach_copy_(self.statistics, self._saved_parts())
-        self._count(self._flags.push(bad))
+
+        arrived = self._flags.push(bad)
+        self._count(arrived)
 
     @property
     def stuck(self) -> bool:
@@ -96,13 +115,18 @@ class NonFiniteGuard:
         return self.in_a_row >= self.most_in_a_row
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the counts, of all steps so far, as plain values."""
         self._count(self._flags.drain())
-        search = {"searched": self.searched, "halvings": self._halvings, "finite": self._finite}
         counts = {"skipped": self.skipped, "in_a_row": self.in_a_row}
-        return counts | search if self.searching else counts
+        if not self.searching:
+            return counts
+        search = {"searched": self.searched, "halvings": self._halvings, "finite": self._finite}
+        return counts | search
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.skipped, self.in_a_row = saved["skipped"], saved["in_a_row"]
+        """Restore the counts, and save the present statistics as the ones to restore."""
+        self.skipped = saved["skipped"]
+        self.in_a_row = saved["in_a_row"]
         if self.searching:
             self.searched = saved.get("searched", 0)
             self._halvings = saved.get("halvings", SCALE_SEARCH)
@@ -110,10 +134,13 @@ class NonFiniteGuard:
         self.snapshot_statistics()
 
     def _count(self, flags: list[Tensor]) -> None:
+        """Count steps, of which each flag says whether it was skipped."""
         for flag in flags:
             bad = bool(flag)
             self.in_a_row = self.in_a_row + 1 if bad else 0
             self._follow_growth(bad)
+
+            # The first ones halve the scale.
             if bad and self._halvings > 0:
                 self._halvings -= 1
                 self.searched += 1
@@ -127,17 +154,14 @@ class NonFiniteGuard:
             self._finite = 0
             self._halvings = min(self._halvings + 1, SCALE_SEARCH)
 
-    def _flattened(self) -> Tensor:
-        """All statistics as one flat tensor: on a GPU, the launch is what makes a copy
-        expensive.
-        """
-        return (
-            torch.cat([part.flatten() for part in self.statistics])
-            if self.statistics
-            else torch.zeros(0)
-        )
+    def _flat_statistics(self) -> Tensor:
+        """Return all statistics as one tensor [S]: on a GPU, the launch makes a copy expensive."""
+        if not self.statistics:
+            return torch.zeros(0)
+        return torch.cat([part.flatten() for part in self.statistics])
 
     def _saved_parts(self) -> list[Tensor]:
+        """Return the saved statistics, in the shapes of `statistics`."""
         pieces = self._saved.split([part.numel() for part in self.statistics])
         return [piece.view_as(part) for piece, part in zip(pieces, self.statistics, strict=True)]
 
@@ -149,22 +173,27 @@ def describe_stuck(
     images: Sequence[int],
     path_of: Callable[[int], str],
 ) -> str:
-    """The error message when training cannot continue.
+    """Return the error message when training cannot continue.
 
-    advice: a sentence on what to do, from `advise`. images: indices of the last batch's images, of
-    all processes. path_of: the file of an index.
+    Args:
+        guard: that has skipped too many steps in a row.
+        where: the last of them, as text.
+        advice: a sentence on what to do, from `advise`.
+        images: indices of the last batch's images, of all processes.
+        path_of: the file of an index.
     """
     files = ", ".join(printable(path_of(index)) for index in images[:MAX_NAMED])
-    more = f" and {len(images) - MAX_NAMED} more" if len(images) > MAX_NAMED else ""
+    if len(images) > MAX_NAMED:
+        files += f" and {len(images) - MAX_NAMED} more"
     return (
         f"loss or gradient was not finite in {guard.in_a_row} optimizer steps in a row, up to "
-        f"{where}; these steps "
-        f"were skipped. {advice}. The last batch: images {images} ({files}{more})"
+        f"{where}; these steps were skipped. {advice}. "
+        f"The last batch: images {images} ({files})"
     )
 
 
 def advise(largest: float, lr: float, usable: Path | None) -> str:
-    """What to do when training cannot continue.
+    """Return a sentence on what to do when training cannot continue.
 
     largest: absolute value of the weights. lr: the run's learning rate. usable: the newest
     checkpoint whose weights are not huge; None if there is none.
@@ -176,29 +205,27 @@ def advise(largest: float, lr: float, usable: Path | None) -> str:
     'The weights have grown to 3e+08: start from the beginning, with a learning rate
     (lr0 in --hyp) below 0.01'
     """
-    start = (
-        f"start a new run with --weights {usable}, and"
-        if usable
-        else "start from the beginning, with"
-    )
-    lower = f"{start} a learning rate (lr0 in --hyp) below {lr:g}"
+    start = "start from the beginning, with"
+    if usable:
+        start = f"start a new run with --weights {usable}, and"
+    advice = f"{start} a learning rate (lr0 in --hyp) below {lr:g}"
+
     if largest >= HUGE:
-        return f"The weights have grown to {largest:.2g}: {lower}"
-    return f"{lower[0].upper()}{lower[1:]} or --amp fp32"
+        return f"The weights have grown to {largest:.2g}: {advice}"
+    return f"{advice[0].upper()}{advice[1:]} or --amp fp32"
 
 
 def describe_skipped(skipped: int, steps: int) -> str:
-    """A sentence at the end of a run on its skipped optimizer steps; "" if there are none.
+    """Return a sentence for the end of a run on its skipped steps; "" if there are none.
 
     >>> describe_skipped(1, 300)
     '1 of 300 optimizer steps was skipped, because its loss or gradient was not finite'
     """
     if not skipped:
         return ""
-    what = "was skipped, because its" if skipped == 1 else "were skipped, because their"
-    return (
-        f"{skipped:,} of {counted(steps, 'optimizer step')} {what} loss or gradient was not finite"
-    )
+    were_skipped = "was skipped, because its" if skipped == 1 else "were skipped, because their"
+    share = f"{skipped:,} of {counted(steps, 'optimizer step')}"
+    return f"{share} {were_skipped} loss or gradient was not finite"
 
 
 def describe_skipped_in_epoch(skipped: int, searched: int, steps: int) -> str:
@@ -223,7 +250,7 @@ def describe_skipped_in_epoch(skipped: int, searched: int, steps: int) -> str:
 def refuse_mostly_skipped(skipped: int, steps: int, lr: float) -> None:
     """Raise NonFiniteError if more than half of a run's optimizer steps were skipped."""
     if 2 * skipped > steps:
-        lower = f"use a learning rate (lr0 in --hyp) below {lr:g}, or --amp fp32"
         raise NonFiniteError(
-            f"{describe_skipped(skipped, steps)}: the model has learned from few images; {lower}"
+            f"{describe_skipped(skipped, steps)}: the model has learned from few images; "
+            f"use a learning rate (lr0 in --hyp) below {lr:g}, or --amp fp32"
         )

@@ -16,8 +16,21 @@ SHORTEST_WARMUP = 100  # batches
 class Schedule:
     """The optimizer's learning rate, momentum and accumulation at each batch of a run.
 
-    total: batches in the whole run. warmup: batches over which the learning rate rises from 0 (of
-    biases falls from warmup_bias_lr), momentum rises from warmup_momentum and accumulation from 1.
+    During warm-up the learning rate rises from 0 (that of biases falls from warmup_bias_lr),
+    momentum rises from warmup_momentum, and accumulation from 1.
+
+    Args:
+        total: batches in the whole run.
+        epochs: epochs in the whole run.
+        batch_size: images per batch, over all processes.
+        nominal_batch: images per optimizer step, if they are more than one batch.
+        lr0: learning rate after warm-up, if it did not decay.
+        lrf: the last learning rate, as a fraction of lr0.
+        cosine: whether the learning rate decays as half a cosine wave, or linearly.
+        momentum: after warm-up.
+        warmup_epochs: length of the warm-up, which `warmup` limits.
+        warmup_momentum: at the first batch.
+        warmup_bias_lr: learning rate of biases at the first batch.
     """
 
     total: int
@@ -43,68 +56,90 @@ class Schedule:
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps in the whole run, if its epochs have the same length, to within one
-        batch; without warm-up.
+        """Optimizer steps in the whole run, without warm-up.
+
+        Its epochs have the same length, to within one batch.
 
         >>> # 13 batches in an epoch: 4, 3, 3, 3
         >>> Schedule(total=1300, epochs=100, batch_size=16).optimizer_steps
         400
         """
-        ends = [epoch * self.total // self.epochs for epoch in range(self.epochs + 1)]
-        return sum(-(-(end - start) // self.accumulate) for start, end in pairwise(ends))
+        edges = [epoch * self.total // self.epochs for epoch in range(self.epochs + 1)]
+        return sum(_divide_up(last - first, self.accumulate) for first, last in pairwise(edges))
 
     @property
     def warmup(self) -> int:
         """Batches of warm-up: warmup_epochs, at least 100, at most a quarter of the run."""
         if self.warmup_epochs == 0:
             return 0
-        return min(
-            max(round(self.warmup_epochs * self.total / self.epochs), SHORTEST_WARMUP),
-            self.total // 4,
-        )
+        batches = round(self.warmup_epochs * self.total / self.epochs)
+        return min(max(batches, SHORTEST_WARMUP), self.total // 4)
 
     def decay(self, step: int) -> float:
-        """The learning rate at a batch as a fraction of lr0, from 1 to lrf, without warm-up."""
+        """Return the learning rate at a batch as a fraction of lr0, from 1 to lrf.
+
+        Warm-up is left out.
+        """
         done = step / max(self.total, 1)
         if self.cosine:
-            return (1 - math.cos(math.pi * done)) / 2 * (self.lrf - 1) + 1
+            descent = (1 - math.cos(math.pi * done)) / 2  # from 0 to 1
+            return descent * (self.lrf - 1) + 1
         return (1 - done) * (1 - self.lrf) + self.lrf
 
     def _ramp(self, step: int, first: float, last: float) -> float:
-        return last if step >= self.warmup else first + (last - first) * step / self.warmup
+        """Return a value at a batch that goes from `first` to `last` over the warm-up."""
+        if step >= self.warmup:
+            return last
+        return first + (last - first) * step / self.warmup
 
     def lr(self, step: int, group: str = "weight") -> float:
-        """Learning rate of a group at a batch."""
-        return self._ramp(
-            step, self.warmup_bias_lr if group == "bias" else 0.0, self.lr0 * self.decay(step)
-        )
+        """Return the learning rate of a group at a batch."""
+        first = self.warmup_bias_lr if group == "bias" else 0.0
+        return self._ramp(step, first, self.lr0 * self.decay(step))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set every group's learning rate and momentum for a batch."""
-        momentum = self._ramp(step, self.warmup_momentum, self.momentum)
         kind = kind_of(optimizer)
+        momentum = self._ramp(step, self.warmup_momentum, self.momentum)
         for group in optimizer.param_groups:
-            group["lr"] = self.lr(step, group["name"] if kind.bias_warmup else "weight")
+            like_group = group["name"] if kind.bias_warmup else "weight"
+            group["lr"] = self.lr(step, like_group)
             kind.set_momentum(group, momentum)
 
     def _group_size(self, step: int) -> int:
-        """Batches per optimizer step at a batch of the warm-up."""
-        return max(1, round(self._ramp(step, 1, self._batch.batches_to_nominal)))
+        """Return how many batches make an optimizer step at a batch of the warm-up."""
+        batches = self._ramp(step, 1, self._batch.batches_to_nominal)
+        return max(1, round(batches))
 
     def step_batches(self, first: int, last: int) -> set[int]:
-        """The batches of an epoch, `first` to `last` - 1, after which the optimizer steps; always
-        with the last one.
+        """Return the batches of an epoch, `first` to `last` - 1, after which the optimizer steps.
 
-        No gradient is carried into the next epoch, and none is dropped: after warm-up the epoch is
-        split into groups of equal size, to within one batch, and of at most `accumulate` batches.
+        The last one is always among them: no gradient is carried into the next epoch, and none is
+        dropped. After warm-up the epoch is split into groups of equal size, to within one batch,
+        and of at most `accumulate` batches.
 
         >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).step_batches(0, 13))
         [2, 5, 8, 12]
         """
-        closing, start = set(), first
+        group_ends = set()
+        start = first  # of the present group
+
+        # In warm-up a group ends when it has the size for its last batch.
         for step in range(first, min(last, self.warmup)):
-            if step - start + 1 >= self._group_size(step):
-                closing.add(step)
+            size = step - start + 1
+            if size >= self._group_size(step):
+                group_ends.add(step)
                 start = step + 1
-        groups = -(-(last - start) // self.accumulate)
-        return closing | {start + (last - start) * (k + 1) // groups - 1 for k in range(groups)}
+
+        # The other batches make as few groups as `accumulate` allows, as even as they can be.
+        remaining = last - start
+        groups = _divide_up(remaining, self.accumulate)
+        for group in range(groups):
+            end = start + remaining * (group + 1) // groups
+            group_ends.add(end - 1)
+        return group_ends
+
+
+def _divide_up(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
