@@ -21,7 +21,7 @@ from models import build_model
 from models.backends import Backend, Prediction
 from tests.support.exporting import lively_detector, save_checkpoint
 from training.evaluation import evaluate_split
-from training.result_pictures import draw_batch
+from training.result_pictures import draw_detections
 from utils.distributed.world import World
 from utils.metrics.records import Detections
 from utils.plots import labels
@@ -388,7 +388,7 @@ def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
         np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0)
     )
     pictures.train_batch(0, batch.images, batch.targets)
-    draw_batch(pictures, 0, batch, nothing, loader.labels)
+    draw_detections(pictures, 0, batch, nothing, loader.labels)
     pictures._drawn[0].result(30)
     names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
     assert {file.name for file in tmp_path.iterdir()} == names

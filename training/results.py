@@ -1,5 +1,6 @@
 """An epoch's row in results.csv, and its line in the log."""
 
+import math
 from collections.abc import Mapping
 
 METRICS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
@@ -9,10 +10,9 @@ SHORT = dict(zip(METRICS, ("P", "R", "mAP50", "mAP50-95"), strict=True))
 def results_row(
     losses: Mapping[str, float], metrics: Mapping[str, float], val_losses: Mapping[str, float]
 ) -> dict[str, float]:
-    """The columns of results.csv between time and lr; nan for the metrics of an epoch that was not
-    validated.
+    """Return the columns of results.csv between time and lr.
 
-    metrics, val_losses: empty if the epoch was not validated.
+    metrics, val_losses: empty if the epoch was not validated; their columns are then nan.
 
     >>> results_row({"box": 1.0}, {}, {})
     {'train/box_loss': 1.0, 'metrics/precision': nan, 'metrics/recall': nan,
@@ -26,11 +26,20 @@ def results_row(
 
 
 def epoch_line(row: Mapping[str, float], epochs: int) -> str:
-    """The log line of an epoch."""
-    losses = " ".join(f"{k[6:-5]} {v:.4f}" for k, v in row.items() if k.startswith("train/"))
-    metrics = " ".join(f"{SHORT[name]} {row['metrics/' + name]:.4f}" for name in METRICS)
-    validated = row["metrics/mAP_0.5"] == row["metrics/mAP_0.5"]  # not nan
-    return (
-        f"{row['epoch']:>{len(str(epochs))}}/{epochs}  {losses}  "
-        f"{metrics if validated else 'not validated'}"
-    )
+    """Return the log line of an epoch.
+
+    row: of results.csv. epochs: of the run.
+    """
+    losses = []
+    for column, value in row.items():
+        if column.startswith("train/"):
+            term = column.removeprefix("train/").removesuffix("_loss")
+            losses.append(f"{term} {value:.4f}")
+
+    metrics = ["not validated"]
+    if not math.isnan(row["metrics/mAP_0.5"]):
+        metrics = [f"{SHORT[name]} {row['metrics/' + name]:.4f}" for name in METRICS]
+
+    width = len(str(epochs))
+    epoch = f"{row['epoch']:>{width}}/{epochs}"
+    return f"{epoch}  {' '.join(losses)}  {' '.join(metrics)}"

@@ -1,6 +1,4 @@
-"""What follows from the batch size: images per process, accumulation, loss scale and weight
-decay.
-"""
+"""What follows from the batch size: images per process, accumulation, loss scale, weight decay."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,11 +10,14 @@ NOMINAL_BATCH = 64  # YOLOv5's: gradients of about this many images make one opt
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The number of images in one forward pass over all processes. size -1: still to be measured.
-
-    nominal: images per optimizer step, if they are more than one batch.
+    """The number of images in one forward pass over all processes.
 
     Raises ValueError for a size that is not a multiple of the number of processes.
+
+    Args:
+        size: images; -1 if still to be measured.
+        processes: that share the images.
+        nominal: images per optimizer step, if they are more than one batch.
     """
 
     size: int
@@ -55,8 +56,9 @@ class GlobalBatch:
         return self.size * self.processes
 
     def weight_decay(self, of_nominal_batch: float) -> float:
-        """The weight decay for a step of `accumulate` batches. of_nominal_batch: for a step of
-        `nominal` images.
+        """Return the weight decay for a step of `accumulate` batches.
+
+        of_nominal_batch: for a step of `nominal` images.
 
         >>> GlobalBatch(16).weight_decay(0.5), GlobalBatch(128).weight_decay(0.5)
         (0.5, 1.0)
@@ -64,19 +66,21 @@ class GlobalBatch:
         return of_nominal_batch * self.size * self.accumulate / self.nominal
 
     def limited_to(self, images: int, say: Callable[[str], None] = lambda _: None) -> "GlobalBatch":
-        """This batch or, if there are fewer images, one of the largest divisor of its size that
-        they fill.
+        """Return this batch or, if there are too few images for it, a smaller one.
 
-        A divisor, so that the size does not depend on the number of processes. Raises ValueError if
-        the size is not a multiple of that number.
+        Its size is the largest divisor of this size that the images fill: a divisor, so that it
+        does not depend on the number of processes. Raises ValueError if it is not a multiple of
+        that number. say: logs a line if the batch is smaller.
         """
-        size = max(size for size in range(1, min(self.size, images) + 1) if self.size % size == 0)
+        most = min(self.size, images)
+        size = max(divisor for divisor in range(1, most + 1) if self.size % divisor == 0)
+        many = counted(images, "training image")
         try:
             batch = replace(self, size=size)
         except ValueError:
-            few = f"{counted(images, 'training image')} are too few for {self.processes} processes"
+            few = f"{many} are too few for {self.processes} processes"
             raise ValueError(f"{few}: the batch would be {size}") from None
+
         if size < self.size:
-            many = counted(images, "training image")
             say(f"--batch-size {self.size}: {many}, so {size}, its largest divisor that they fill")
         return batch
