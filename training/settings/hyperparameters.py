@@ -1,5 +1,6 @@
-"""Hyper-parameters as a frozen dataclass, read from a YAML file of `key: number` lines that may
-name an optimizer.
+"""Hyper-parameters as a frozen dataclass, and their YAML files of `key: number` lines.
+
+A file may name an optimizer too.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ OPTIMIZER = "optimizer"  # the only key whose value is not a number
 
 @dataclass(frozen=True)
 class Hyp:
-    """Hyper-parameters, named as in YOLOv5's files; the defaults are its "low" set, for small
-    models from scratch.
+    """Hyper-parameters, named as in YOLOv5's files.
 
-    Raises ValueError for a value that is not a number or is out of range.
+    The defaults are its "low" set, for small models from scratch. Raises ValueError for a value
+    that is not a number or is out of range.
     """
 
     lr0: float = 0.01
@@ -61,7 +62,7 @@ class Hyp:
             _check_number(name, value)
 
     def as_dict(self) -> dict[str, float]:
-        """Plain values, for YAML files and checkpoints."""
+        """Return plain values, for YAML files and checkpoints."""
         return asdict(self)
 
 
@@ -93,20 +94,23 @@ _UNUSED = {"iou_t"}  # in YOLOv5's files, but without effect there and here
 
 
 def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        found = f"'{excerpt(value)}'" if isinstance(value, str) else f"a {type(value).__name__}"
-        raise ValueError(f"{name} is {found}, expected a number")
+    """Raise ValueError for a value that is not a number or is out of range."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} is '{excerpt(value)}', expected a number")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number:
+        raise ValueError(f"{name} is a {type(value).__name__}, expected a number")
+
     low, high = _LIMITS.get(name, (0.0, _HIGHEST))
     require(low <= value <= high, f"{name} is {value:g}, allowed are {low:g} to {high:g}")
 
 
 def read_hyp(path: Path) -> tuple[str, Hyp]:
-    """Return the optimizer and the hyper-parameters of a YAML file of `key: number` lines, and
-    `optimizer: name`.
+    """Return the optimizer and the hyper-parameters of a YAML file.
 
-    The optimizer is "auto" if the file names none; missing numbers keep their defaults. Raises
-    ValueError, with the file and the line, for an unknown or repeated key, and for a value that is
-    not allowed.
+    It has lines `key: number`, and `optimizer: name`. The optimizer is "auto" if the file names
+    none; missing numbers keep their defaults. Raises ValueError, with the file and the line, for an
+    unknown or repeated key, and for a value that is not allowed.
     """
     known = {OPTIMIZER, *(field.name for field in fields(Hyp))}
     given: dict[str, Any] = {}
@@ -118,19 +122,25 @@ def read_hyp(path: Path) -> tuple[str, Hyp]:
         require(key not in given, f"{where}: {key} is given twice")
         try:
             if key == OPTIMIZER:
-                found = value if isinstance(value, str) else f"{value:g}"
-                if found not in OPTIMIZER_CHOICES[1:]:
-                    expected = among(OPTIMIZER_CHOICES[1:]) + did_you_mean(
-                        found, OPTIMIZER_CHOICES[1:]
-                    )
-                    raise ValueError(f"{key} is '{excerpt(found)}', expected {expected}")
+                _check_optimizer(value)
             else:
                 _check_number(key, value)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         given[key] = value
+
     optimizer = given.pop(OPTIMIZER, "auto")
-    return optimizer, Hyp(**{key: value for key, value in given.items() if key in known})
+    used = {key: value for key, value in given.items() if key not in _UNUSED}
+    return optimizer, Hyp(**used)
+
+
+def _check_optimizer(value: float | str) -> None:
+    """Raise ValueError for a value that is not the name of an optimizer; "auto" is none."""
+    names = OPTIMIZER_CHOICES[1:]
+    name = value if isinstance(value, str) else f"{value:g}"
+    if name not in names:
+        expected = among(names) + did_you_mean(name, names)
+        raise ValueError(f"{OPTIMIZER} is '{excerpt(name)}', expected {expected}")
 
 
 def write_hyp(path: Path, optimizer: str, hyp: Hyp) -> None:
@@ -139,42 +149,46 @@ def write_hyp(path: Path, optimizer: str, hyp: Hyp) -> None:
 
 
 def _flat_yaml(path: Path) -> list[tuple[int, str, float | str]]:
-    """Line, key and value of each entry of a small YAML file; a value that is not a plain number
-    stays text.
+    """Return line, key and value of each entry of a small YAML file.
 
-    Only YAML's events are read, one by one, and the first list, mapping or alias is refused, since
-    aliases can expand without limit. Numbers are parsed by Python's float(), since YAML 1.1 reads
-    1e-3 as text.
+    A value that is not a plain number stays text. Only YAML's events are read, one by one, and the
+    first list, mapping or alias is refused, since aliases can expand without limit. Numbers are
+    parsed by Python's float(), since YAML 1.1 reads 1e-3 as text.
     """
     events = _yaml_events(path)
-    # starts of the stream, the document and its mapping
-    opening = [type(event) for event in islice(events, 3)]
-    require(
-        opening[2:] == [yaml.MappingStartEvent], f"{printable(path)}: expected `key: number` lines"
-    )
-    scalars: list[Any] = []
+    name = printable(path)
+
+    # The first events start the stream, the document and its mapping.
+    first_types = [type(event) for event in islice(events, 3)]
+    is_mapping = first_types[2:] == [yaml.MappingStartEvent]
+    require(is_mapping, f"{name}: expected `key: number` lines")
+
+    scalars: list[Any] = []  # keys and values in turn
     for event in events:
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
+            line = event.start_mark.line + 1
             before = f"{excerpt(scalars[-1].value)} holds" if scalars else "found"
-            found = (
-                f"{printable(path)} line {event.start_mark.line + 1}: {before} a list, a "
-                "mapping or an alias"
+            raise ValueError(
+                f"{name} line {line}: {before} a list, a mapping or an alias; "
+                "expected `key: number` lines"
             )
-            raise ValueError(f"{found}; expected `key: number` lines")
         scalars.append(event)
-    closing = [type(event) for event in islice(events, 2)]  # ends of the document and the stream
-    require(
-        closing[1:] == [yaml.StreamEndEvent], f"{printable(path)}: holds more than one document"
-    )
-    return [
-        (key.start_mark.line + 1, key.value, _number(value))
-        for key, value in zip(scalars[::2], scalars[1::2], strict=True)
-    ]
+
+    # The last events end the document and the stream.
+    last_types = [type(event) for event in islice(events, 2)]
+    is_last = last_types[1:] == [yaml.StreamEndEvent]
+    require(is_last, f"{name}: holds more than one document")
+
+    entries = []
+    for key, value in zip(scalars[::2], scalars[1::2], strict=True):
+        entries.append((key.start_mark.line + 1, key.value, _number(value)))
+    return entries
 
 
 def _yaml_events(path: Path) -> Iterator[Any]:
+    """Yield YAML's events of a file. Raises ValueError if it is too large or is not YAML."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_HYP_BYTES + 1)
@@ -190,8 +204,9 @@ def _yaml_events(path: Path) -> Iterator[Any]:
 
 
 def _number(event: yaml.ScalarEvent) -> float | str:
-    plain = event.implicit[0]  # not quoted, no tag
+    """Return a scalar's value, as a number if it is one."""
+    is_plain = event.implicit[0]  # not quoted, no tag
     try:
-        return float(event.value) if plain else event.value
+        return float(event.value) if is_plain else event.value
     except ValueError:
         return event.value

@@ -1,5 +1,4 @@
-"""--optimizer auto and --hyp auto: optimizer, hyper-parameters and batch size from the data and the
-run's length.
+"""--optimizer auto and --hyp auto: optimizer, hyper-parameters and batch size from the data.
 
 docs/recipes.md gives the rules, and the measurements that each of them rests on.
 """
@@ -19,11 +18,11 @@ FEW_STEPS, VERY_FEW_STEPS = 500, 50
 MIN_PER_STEP, MAX_PER_STEP = 16, 64  # images
 SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
-# change of the weights, as a share of their RMS, below which a run is said to change nothing
+# Change of the weights, as a share of their RMS, below which a run is said to change nothing.
 NOTICEABLE = 0.01
-# hyper-parameters that are named in words
+# Hyper-parameters that are named in words.
 SHOWN = {"nominal_batch": "{:g} images per optimizer step"}
-# steps x RMS from which the rate is not lowered
+# Steps x RMS from which the rate is not lowered.
 FULL_RATE_IF_NEW_CLASSES, FULL_RATE_IF_ALL_KNOWN = 25.0, 320.0
 
 
@@ -39,23 +38,18 @@ class TrainedWeights:
     all_classes: bool
 
     def describe(self) -> str:
-        """What the weights know, as text."""
-        return (
-            "trained weights that know all classes"
-            if self.all_classes
-            else "trained weights, some classes new"
-        )
+        """Return what the weights know, as text."""
+        if self.all_classes:
+            return "trained weights that know all classes"
+        return "trained weights, some classes new"
 
     def rate_share(self, steps: float) -> float:
-        """The share of the full learning rate in a run of so many optimizer steps, above 0, at most
-        1.
+        """Return the share of the full learning rate in a run, above 0 and at most 1.
+
+        steps: optimizer steps of the run.
         """
-        return min(
-            steps
-            * self.rms
-            / (FULL_RATE_IF_ALL_KNOWN if self.all_classes else FULL_RATE_IF_NEW_CLASSES),
-            1,
-        )
+        full_rate = FULL_RATE_IF_ALL_KNOWN if self.all_classes else FULL_RATE_IF_NEW_CLASSES
+        return min(steps * self.rms / full_rate, 1)
 
 
 @dataclass(frozen=True)
@@ -75,40 +69,46 @@ class Recipe:
     rms: float = 0.0
 
     def describe(self, hyp_file: str, batch_size: int) -> str:
-        """One line with the flags that reproduce the choice. hyp_file: a YAML file that holds
-        `hyp`.
+        """Return one line with the flags that reproduce the choice.
+
+        hyp_file: a YAML file that holds `hyp`. batch_size: of the run.
         """
-        published, own = Hyp().as_dict(), self.hyp.as_dict()
-        changes = [
-            SHOWN.get(name, f"{name} {{:g}}").format(own[name])
-            for name in own
-            if own[name] != published[name]
-        ]
+        published = Hyp().as_dict()
+        changes = []
+        for name, value in self.hyp.as_dict().items():
+            if value != published[name]:
+                words = SHOWN.get(name, f"{name} {{:g}}")
+                changes.append(words.format(value))
+
         values = "the values of hyp.scratch-low.yaml"
         if changes:
             values = f"hyp.scratch-low.yaml with {', '.join(changes)}"
-        batch = f" --batch-size {batch_size}" if self.batch_size else ""
-        return (
-            f"recipe for {self.reason}: --optimizer {self.optimizer} --hyp "
-            f"{quote(hyp_file)}{batch} ({values})"
-        )
+
+        flags = f"--optimizer {self.optimizer} --hyp {quote(hyp_file)}"
+        if self.batch_size:
+            flags += f" --batch-size {batch_size}"
+        return f"recipe for {self.reason}: {flags} ({values})"
 
     def advice(self, batch_size: int) -> str:
-        """A sentence if a short run has few optimizer steps because of its batch size, or very few;
-        "" otherwise.
+        """Return a sentence if a short run has too few optimizer steps, otherwise "".
+
+        Few steps are too few if a smaller batch would make more of them; very few always are.
         """
         if not self.images:
             return ""
         steps = count_steps(self.images, self.epochs, batch_size, self.hyp.nominal_batch)
         reducible = batch_size > SMALLEST_BATCH
-        if steps >= (FEW_STEPS if reducible else VERY_FEW_STEPS):
+        enough = FEW_STEPS if reducible else VERY_FEW_STEPS
+        if steps >= enough:
             return ""
-        better = "more --epochs or a smaller --batch-size" if reducible else "more --epochs"
-        few = f"only {counted(steps, 'optimizer step')}"
-        # a step of AdamW changes each weight by about the rate
+
+        problem = f"only {counted(steps, 'optimizer step')}"
+        # A step of AdamW changes each weight by about the rate.
         if steps * self.hyp.lr0 < NOTICEABLE * self.rms:
-            few += ", which leave the trained weights nearly as they are"
-        return f"{few}: use {better}"
+            problem += ", which leave the trained weights nearly as they are"
+
+        better = "more --epochs or a smaller --batch-size" if reducible else "more --epochs"
+        return f"{problem}: use {better}"
 
 
 def choose_recipe(
@@ -124,20 +124,27 @@ def choose_recipe(
 ) -> Recipe:
     """Return the optimizer, hyper-parameters and batch size of --hyp auto.
 
-    optimizer: a name, or "auto". images (or tiles), epochs, classes: of the run. trained: the
-    trained weights that it starts from, None for random ones. sharded: whether weights are sharded,
-    which Muon cannot step. batch_size: None if it may be chosen; -1, to be measured, counts as
-    MAX_PER_STEP. unit: what a sample is.
+    1. Optimizer, if it is "auto": SGD for long runs; for short ones Muon from random weights, AdamW
+       from trained ones or if sharded.
+    2. SGD, chosen or asked for, trains with YOLOv5's published recipe for COCO,
+       hyp.scratch-low.yaml.
+    3. Long runs with another optimizer differ from it in the learning rate only.
+    4. Short runs: the fewer images there are over all epochs, the fewer to an optimizer step.
+       Batches are smaller than 16 if those leave less than 500 steps.
+    5. Short runs from trained weights: a learning rate in proportion to the steps and the weights'
+       RMS, up to the full one; more would change most of each weight, which such a run has no time
+       to learn again. If the weights know all classes, it also starts without the high rate of
+       biases.
 
-    - long runs, or SGD asked for: YOLOv5's published recipe for COCO, SGD and hyp.scratch-low.yaml;
-      with another optimizer only the learning rate differs
-    - short runs from trained weights: a learning rate in proportion to the steps and the weights'
-      RMS, up to the full one; more would change most of each weight, which such a run has no time
-      to learn again. If the weights know all classes, it also starts without the high rate of
-      biases
-    - short runs: Muon from random weights, AdamW from trained ones or if sharded; and the fewer
-      images there are over all epochs, the fewer to an optimizer step; batches are smaller than 16
-      if those leave less than 500 steps
+    Args:
+        optimizer: a name, or "auto".
+        images: of the run, or tiles.
+        epochs: of the run.
+        classes: of the run.
+        trained: the trained weights that it starts from, None for random ones.
+        sharded: whether weights are sharded, which Muon cannot step.
+        batch_size: None if it may be chosen; -1, to be measured, counts as MAX_PER_STEP.
+        unit: what a sample is.
 
     >>> run = {"images": 200, "epochs": 100, "classes": 12, "trained": None, "sharded": False}
     >>> chosen = choose_recipe("auto", **run)
@@ -147,37 +154,46 @@ def choose_recipe(
     start = trained.describe() if trained else "random weights"
     run = f"{counted(images, unit)} x {counted(epochs, 'epoch')}"
     reason = f"{run}, {counted(classes, 'class')}, {start}"
-    seen = images * epochs
-    is_long = seen >= LONG_RUN
-    if optimizer == AUTO:
-        optimizer = "SGD" if is_long else "AdamW" if trained or sharded else "Muon"
+    total_images = images * epochs
+    is_long = total_images >= LONG_RUN
+
+    # 1. The optimizer.
+    if optimizer == AUTO and is_long:
+        optimizer = "SGD"
+    elif optimizer == AUTO:
+        optimizer = "AdamW" if trained or sharded else "Muon"
+
+    # 2. SGD: the published recipe.
     if optimizer == "SGD":
         return Recipe(optimizer, Hyp(), reason)
-    rate = LEARNING_RATES[optimizer]
+
+    # 3. Long runs: with the learning rate of another optimizer.
+    full_rate = LEARNING_RATES[optimizer]
     if is_long:
-        return Recipe(optimizer, replace(Hyp(), lr0=rate), reason)
-    small = seen < FEW_STEPS * MIN_PER_STEP and (
-        batch_size is None or 0 < batch_size <= SMALLEST_BATCH
-    )
-    per_step = min(max(seen / STEPS, SMALLEST_BATCH if small else MIN_PER_STEP), MAX_PER_STEP)
-    short = {"lr0": rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
+        return Recipe(optimizer, replace(Hyp(), lr0=full_rate), reason)
+
+    # 4. Short runs: fewer images per optimizer step, and batches of 8 where 16 leave few steps.
+    may_be_small = batch_size is None or 0 < batch_size <= SMALLEST_BATCH
+    small = may_be_small and total_images < FEW_STEPS * MIN_PER_STEP
+    smallest_step = SMALLEST_BATCH if small else MIN_PER_STEP
+    per_step = min(max(total_images / STEPS, smallest_step), MAX_PER_STEP)
+    short = {"lr0": full_rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
+
+    # 5. Short runs from trained weights: a lower learning rate.
     if trained:
-        size = (
-            MAX_PER_STEP
-            if batch_size == -1
-            else batch_size or (SMALLEST_BATCH if small else MIN_PER_STEP)
-        )
-        steps = count_steps(images, epochs, size, short["nominal_batch"])
-        short["lr0"] = float(f"{rate * trained.rate_share(steps):.2g}")
+        expected_batch = MAX_PER_STEP if batch_size == -1 else batch_size or smallest_step
+        steps = count_steps(images, epochs, expected_batch, short["nominal_batch"])
+        short["lr0"] = float(f"{full_rate * trained.rate_share(steps):.2g}")
         if trained.all_classes:
             short["warmup_bias_lr"] = 0.0
-    chosen_size = SMALLEST_BATCH if small and batch_size is None else None
+
+    chosen_batch = SMALLEST_BATCH if small and batch_size is None else None
     rms = trained.rms if trained else 0.0
     return Recipe(
         optimizer,
         replace(Hyp(), **short),
         reason,
-        chosen_size,
+        batch_size=chosen_batch,
         images=images,
         epochs=epochs,
         rms=rms,
@@ -185,8 +201,9 @@ def choose_recipe(
 
 
 def count_steps(images: int, epochs: int, batch_size: int, nominal_batch: float) -> int:
-    """Optimizer steps, without warm-up, of batches that are no larger than the number of images. At
-    least 1.
+    """Return a run's optimizer steps, without warm-up; at least 1.
+
+    A batch that is larger than the number of images is reduced, as in the run.
 
     >>> count_steps(200, 100, 16, 16), count_steps(200, 100, 64, 16), count_steps(1, 60, 8, 8)
     (1250, 312, 60)
