@@ -1,9 +1,8 @@
-"""Find the run to continue after a launcher has restarted the processes (`--max-restarts`, elastic
-launches).
+"""Find the run to continue after a launcher has restarted the processes.
 
-The command line of every attempt is the same, so it cannot say which run to continue. But all
-attempts have at least one launcher process in common: a run folder stores the marks of the
-launchers that started its processes.
+Launchers do so with `--max-restarts`, and in elastic launches. The command line of every attempt is
+the same, so it cannot say which run to continue. But all attempts have at least one launcher
+process in common: a run folder stores the marks of the launchers that started its processes.
 """
 
 import json
@@ -23,18 +22,16 @@ METRICS = "metrics.json"  # written when a run is done
 
 @dataclass(frozen=True)
 class PreviousAttempt:
-    """The run of an earlier attempt of this launch; `run` is "" if there was none, or it created no
-    run folder.
-    """
+    """The run of an earlier attempt of this launch."""
 
     marks: list[str]  # of the launchers of all processes
-    run: str
+    run: str  # "" if there was no earlier attempt, or it created no run folder
     checkpoint: str  # "" if the attempt ended before the first one
     done: bool
 
 
 def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:
-    """The run under `project` that an earlier attempt of this launch began.
+    """Return the run under `project` that an earlier attempt of this launch began.
 
     Raises ValueError, on all processes, if not all machines see the same run.
     """
@@ -42,52 +39,59 @@ def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:
     run = find_own_run(project, marks, done=was_restarted(os.environ))
     last = Path(run) / "weights" / "last.pt"
     checkpoint = str(last) if run and last.exists() else ""
-    seen = world.all_gather_object([run, checkpoint])
+
+    seen = world.all_gather_object([run, checkpoint])  # what each process sees
     if any(view != seen[0] for view in seen):
         named = max(run for run, _ in seen)
         raise ValueError(
             f"{named}: not all machines see it; restarts need --project on a shared disk"
         )
-    return PreviousAttempt(
-        marks, run, checkpoint, world.broadcast_object(bool(run) and is_done(Path(run)))
-    )
+
+    done = world.broadcast_object(bool(run) and is_done(Path(run)))
+    return PreviousAttempt(marks, run, checkpoint, done)
 
 
 def launcher_mark(environment: Mapping[str, str]) -> str:
-    """Host, process id, start time and launch id of the launcher that may restart this process; or
-    "".
+    """Return a text that is the launcher's that may restart this process; "" without a launcher.
+
+    It is made of host, process id, start time and launch id.
     """
     launch = environment.get("TORCHELASTIC_RUN_ID")
     if launch is None:
         return ""
-    parent, started = os.getppid(), ""
-    with suppress(OSError, IndexError):  # the start time tells apart processes with the same id
+
+    # The start time tells apart processes with the same id.
+    parent = os.getppid()
+    started = ""
+    with suppress(OSError, IndexError):
         stat = Path(f"/proc/{parent}/stat").read_text()
+        # Field 22: the 20th after the name, which is in parentheses.
         started = stat.rpartition(")")[2].split()[19]
     return f"{socket.gethostname()} {parent} {started} {launch}"
 
 
 def was_restarted(environment: Mapping[str, str]) -> bool:
-    """Whether the launcher started earlier processes before these."""
+    """Return whether the launcher started earlier processes before these."""
     return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
-    """The folder under `project` of the newest run that one of these launchers started; "" if there
-    is none.
+    """Return the folder under `project` of the newest run that one of these launchers started.
 
-    done: also runs that are done, since a process may crash at exit, after which the launcher
-    restarts all of them.
+    "" if there is none. marks: of the launchers. done: also runs that are done, since a process may
+    crash at exit, after which the launcher restarts all of them.
     """
+    marks = [mark for mark in marks if mark]
     for file in newest_first(project, f"*/{MARKS}"):
+        run = file.parent
         with suppress(OSError, ValueError):
             stored = json.loads(file.read_text())
-            ours = isinstance(stored, list) and any(mark in stored for mark in marks if mark)
-            if ours and (done or not is_done(file.parent)):
-                return str(file.parent)
+            is_ours = isinstance(stored, list) and any(mark in stored for mark in marks)
+            if is_ours and (done or not is_done(run)):
+                return str(run)
     return ""
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run is done."""
+    """Return whether a run is done."""
     return (run / METRICS).exists()

@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from training.checkpoints.contents import Checkpoint, refuse_damaged
 from training.checkpoints.restart import is_done
@@ -35,60 +36,65 @@ CHANGEABLE = (
 
 
 def find_last(given: str, project: Path, say: Say) -> str:
-    """The checkpoint that --resume names: a file, a run folder (its last.pt), or "newest" (the
-    newest of all runs).
+    """Return the checkpoint that --resume names.
 
-    say: logs a line if a newer run has saved nothing. Raises ValueError if there is none.
+    Raises ValueError if there is none.
+
+    Args:
+        given: a file, a run folder (its last.pt), or "newest" (the newest of all runs).
+        project: the folder of all runs.
+        say: logs a line if a newer run has saved nothing.
     """
     if given == "newest":
         return str(_newest_last(project, say))
+    if not Path(given).is_dir():
+        return given
     last = Path(given, "weights", "last.pt")
-    if Path(given).is_dir() and not last.exists():
+    if not last.exists():
         raise ValueError(
             f"--resume {given}: there is no weights/last.pt in it; its run has saved nothing yet"
         )
-    return str(last) if Path(given).is_dir() else given
+    return str(last)
 
 
 def _newest_last(project: Path, say: Say) -> Path:
-    """The newest last.pt of all runs under `project`. say, and errors: as for `find_last`."""
-    found = newest_first(project, "**/weights/last.pt")
-    if not found:
+    """Return the newest last.pt of all runs under `project`. say, errors: as for `find_last`."""
+    checkpoints = newest_first(project, "**/weights/last.pt")
+    if not checkpoints:
+        why = "there is no run with a weights/last.pt"
         unsaved = newest_unsaved(project, 0)
-        why = (
-            f"{unsaved} has saved nothing yet"
-            if unsaved
-            else "there is no run with a weights/last.pt"
+        if unsaved:
+            why = f"{unsaved} has saved nothing yet"
+        raise ValueError(
+            f"--resume finds nothing to continue under {project}: {why}; "
+            "train first, or name a checkpoint"
         )
-        found_nothing = f"--resume finds nothing to continue under {project}"
-        raise ValueError(f"{found_nothing}: {why}; train first, or name a checkpoint")
 
-    last = found[0]
-    if unsaved := newest_unsaved(project, last.stat().st_mtime_ns):
-        say(
-            f"{unsaved} is newer, but it has saved nothing: --resume continues "
-            f"{run_folder(str(last))}"
-        )
+    last = checkpoints[0]
+    unsaved = newest_unsaved(project, last.stat().st_mtime_ns)
+    if unsaved:
+        continued = run_folder(str(last))
+        say(f"{unsaved} is newer, but it has saved nothing: --resume continues {continued}")
     return last
 
 
 def newest_unsaved(project: Path, since_ns: int) -> str:
-    """The folder under `project` of the newest run that has saved nothing; "" if all of them began
-    before `since_ns`.
+    """Return the folder under `project` of the newest run that has saved nothing.
 
-    since_ns: in nanoseconds, as st_mtime_ns.
+    "" if all of them began before `since_ns`, in nanoseconds as st_mtime_ns.
     """
     began: dict[str, int] = {}
     for settings in project.glob(f"**/{SETTINGS}"):
         with suppress(OSError):  # a link that leads nowhere
             if not (settings.parent / "weights" / "last.pt").exists():
                 began[str(settings.parent)] = settings.stat().st_mtime_ns
+
     newest = max(began, key=lambda folder: began[folder], default="")
     return newest if newest and began[newest] > since_ns else ""
 
 
 def run_folder(last: str) -> Path:
-    """The folder of the run that a checkpoint belongs to.
+    """Return the folder of the run that a checkpoint belongs to.
 
     Raises ValueError if the checkpoint is not in a run's weights folder.
     """
@@ -101,46 +107,51 @@ def run_folder(last: str) -> Path:
 
 
 def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, list[str]]:
-    """The settings to resume with, and lines for the log.
+    """Return the settings to resume with, and lines for the log.
 
     These are the run's own settings, except the flags of CHANGEABLE that the command line gives.
     Raises ValueError if the run cannot be resumed with them, or is done.
     """
-    description = saved.description
-    unknown = ", ".join(
-        sorted(map(str, description.config.keys() - TrainConfig().as_dict().keys()))
-    )
+    # The run's own settings.
+    defaults = TrainConfig().as_dict()
+    stored = saved.description.config
+    unknown = ", ".join(sorted(map(str, stored.keys() - defaults.keys())))
     if unknown:
         raise ValueError(
             f"{cfg.resume}: its settings ({excerpt(unknown)}) are unknown to this version of "
             "Kestrel"
         )
-    own = (
-        TrainConfig().as_dict()
-        | description.config
-        | {"resume": cfg.resume, "data": description.data}
-    )
+    own = defaults | stored
+    own["resume"] = cfg.resume
+    own["data"] = saved.description.data
     own["download"] = cfg.download  # never from a checkpoint
-    different = {
-        name: value
-        for name, value in cfg.as_dict().items()
-        if name in cfg.given and value != own[name]
-    }
-    changed = {name: value for name, value in different.items() if name in CHANGEABLE}
-    if changed.get("batch_size") == -1:
-        del changed["batch_size"]
+
+    # Those that the command line changes, and those that it cannot change.
+    changed: dict[str, Any] = {}
+    ignored = []
+    for name, value in sorted(cfg.as_dict().items()):
+        if name not in cfg.given or value == own[name]:
+            continue
+        to_be_measured = name == "batch_size" and value == -1
+        if name in CHANGEABLE and not to_be_measured:
+            changed[name] = value
+        elif name != "project":
+            ignored.append(_flag(name))
+
     lines = [
         f"--resume changes {_flag(name)} from {own[name]} to {value}"
-        for name, value in sorted(changed.items())
+        for name, value in changed.items()
     ]
-    if ignored := sorted(_flag(name) for name in different.keys() - changed.keys() - {"project"}):
+    if ignored:
         lines.append(
             "--resume keeps the run's own settings; these flags have no effect: "
-            f"{', '.join(ignored)}"
+            f"{', '.join(sorted(ignored))}"
         )
+
     with refuse_damaged(cfg.resume):
         values = own | changed
-        new = replace(TrainConfig(**values | {"freeze": tuple(values["freeze"])}), given=cfg.given)
+        values["freeze"] = tuple(values["freeze"])
+        new = replace(TrainConfig(**values), given=cfg.given)
         stopping = EarlyStopping(new.stopping_patience)
         stopping.load_state_dict(saved.best)
         stopped = stopping.should_stop()
@@ -149,13 +160,17 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 
 
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
-    """Raises ValueError if nothing is left to train. stopped: whether the run stopped early."""
+    """Raise ValueError if nothing is left to train.
+
+    trained: epochs. stopped: whether the run stopped early.
+    """
     if trained > cfg.epochs:
         raise ValueError(
             f"{cfg.resume}: --epochs {cfg.epochs}, but the run has trained "
             f"{counted(trained, 'epoch')}"
         )
-    if (stopped or trained == cfg.epochs) and is_done(run_folder(cfg.resume)):
+    ended = stopped or trained == cfg.epochs
+    if ended and is_done(run_folder(cfg.resume)):
         raise ValueError(
             f"{cfg.resume}: its run is done after {counted(trained, 'epoch')}; "
             "to continue it, raise --epochs or, if it stopped early, --patience above "
@@ -168,18 +183,29 @@ def _flag(name: str) -> str:
 
 
 def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now: int) -> int:
-    """How many batches of an epoch are trained after the batch size changes from `before` to `now`
-    within it.
+    """Return how many batches of an epoch are trained after the batch size changes within it.
 
     Epochs are consecutive parts of one stream of samples. Samples that do not fill a batch of the
     new size are trained again. The result is at most the batches of the epoch, since there may be
     fewer images than before.
+
+    Args:
+        batch: how many batches of the old size are trained.
+        epoch: counted from 0.
+        images: in an epoch.
+        before: the old batch size.
+        now: the new batch size.
 
     >>> batch_after_resize(3, epoch=0, images=100, before=16, now=8)
     6
     >>> batch_after_resize(3, epoch=1, images=100, before=16, now=10)
     4
     """
-    first, last = epoch * images // now, (epoch + 1) * images // now
-    samples = (epoch * images // before + batch) * before
-    return min(batch if before == now else max(samples // now - first, 0), last - first)
+    first = epoch * images // now
+    batches_of_epoch = (epoch + 1) * images // now - first
+
+    trained = batch
+    if before != now:
+        samples = (epoch * images // before + batch) * before
+        trained = max(samples // now - first, 0)
+    return min(trained, batches_of_epoch)

@@ -1,5 +1,6 @@
-"""Find weights to start again from, after a run whose loss or gradient was not finite in many steps
-in a row.
+"""Find weights to start again from, after a run that became stuck.
+
+Its loss or gradient was not finite in many steps in a row.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,13 +10,16 @@ from pathlib import Path
 from torch import Tensor
 
 from utils.files import checkpoint_file
+from utils.files.folders import newest_first
 
-HUGE = 1000.0  # the largest weights of two trained yolov5n (BCCD, generated shapes) are 6.1 and 6.2
+# The largest weights of two trained yolov5n (BCCD, generated shapes) are 6.1 and 6.2.
+HUGE = 1000.0
 
 
 def largest_weight(state: Mapping[str, Tensor], parameters: Collection[str]) -> float:
-    """The largest absolute value of these entries of a model's state; inf if one is not finite, 0
-    without entries.
+    """Return the largest absolute value of these entries of a model's state.
+
+    inf if one is not finite, 0 without entries.
     """
     largest = 0.0
     for name in parameters:
@@ -28,17 +32,12 @@ def largest_weight(state: Mapping[str, Tensor], parameters: Collection[str]) -> 
 
 
 def newest_usable(folder: Path, parameters: Collection[str]) -> Path | None:
-    """The newest checkpoint in a run's folder none of whose weights is huge; None if there is none.
+    """Return the newest checkpoint in a run's folder none of whose weights is huge, or None.
 
-    parameters: their names in a model's state.
+    parameters: the names of the weights in a model's state.
     """
-    found: list[tuple[int, Path]] = []
-    for file in (folder / "weights").glob("*.pt"):
-        with suppress(OSError):
-            found.append((file.stat().st_mtime_ns, file))
-
-    for _, file in sorted(found, reverse=True):
-        with suppress(ValueError, KeyError):
+    for file in newest_first(folder / "weights", "*.pt"):
+        with suppress(ValueError, KeyError):  # damaged, or of another model
             saved = checkpoint_file.load(file)
             states = [saved[part] for part in ("model", "ema") if part in saved]
             if all(largest_weight(state, parameters) < HUGE for state in states):

@@ -97,8 +97,7 @@ def _check_number(name: str, value: object) -> None:
     """Raise ValueError for a value that is not a number or is out of range."""
     if isinstance(value, str):
         raise ValueError(f"{name} is '{excerpt(value)}', expected a number")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} is a {type(value).__name__}, expected a number")
 
     low, high = _LIMITS.get(name, (0.0, _HIGHEST))
