@@ -34,6 +34,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.launching import LAUNCHER_VARIABLES
+
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
 MAX_DIFFERENCE = 0.5e-4  # relative, in results.csv: four significant digits
@@ -60,16 +64,6 @@ LAUNCHER_OPTIONS = {
     "restart": "--nnodes 2 --max-restarts 1",
     "elastic": "--nnodes 1:2 --max-restarts 3",
 }
-LAUNCHER_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "GROUP_",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "SLURM_",
-)
 TINY_RUN_FLAGS = (
     f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 "
     "--workers 0 --device cpu --noplots"
@@ -499,5 +493,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())
