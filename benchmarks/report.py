@@ -10,5 +10,6 @@ def file_report(lines: Sequence[str], out: Path | None) -> None:
     """Print a report, and write it to `out` if that is given."""
     text = "\n".join(lines)
     if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, f"{text}\n")
     print(text)
