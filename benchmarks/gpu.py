@@ -1,5 +1,4 @@
-"""Everything to find out on a day with a GPU, in one command: correctness, real trainings, exports,
-then speed.
+"""Everything to find out on a day with a GPU: correctness, real trainings, exports, then speed.
 
     # at most 8 minutes on one H100 or H200 with 16 cores
     python benchmarks/gpu.py
@@ -21,6 +20,7 @@ failed or was stopped. The stages, in their order:
 
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -49,6 +49,66 @@ from utils.terminal import run_and_exit
 CORES_PER_JOB = 5  # stages that do not measure time run beside each other
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    started = time.monotonic() - process_age()
+
+    options = read_options(arguments)
+    stages = chosen(options.stages)
+    device = find_device(options.device)
+    data = ""
+    if options.data:
+        data = str(open_data(options.data).file.resolve())
+
+    # Running stages are ended with this process, unless the signal is ignored, as under nohup.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end_with_stages)
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kestrel-gpu-") as name:
+        folder = Path(name, "work")
+        folder.mkdir()
+        logs = Path(name, "logs")
+        logs.mkdir()
+
+        sizes = SMALL if options.small else Sizes()
+        outcomes = run_stages(
+            stages,
+            Scope(device, folder, sizes, data),
+            logs,
+            deadline=started + 60 * options.minutes,
+            jobs=max(1, (os.cpu_count() or 1) // CORES_PER_JOB),
+            report=partial(show_last, out=options.out, logs=logs, started=started),
+        )
+        write_results(options.out, outcomes, logs, about(started))
+
+    print("", *summary(outcomes, options.out), about(started), sep="\n")
+    if any(outcome.is_bad for outcome in outcomes):
+        sys.exit(1)
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Raises ValueError for values that no run can have."""
+    listed = "\n".join(f"    {stage.name:18} {stage.about}" for stage in STAGES)
+    parser = FlagParser(__doc__ + listed)
+    add = parser.add_argument
+    about_data = "data set YAML for trainings and the loader (default: generated shapes)"
+    about_small = "small images, short trainings: to try the command on a CPU"
+    add("--device", default="0", help="a GPU's number, or cpu")
+    add("--data", default="", help=about_data)
+    add("--small", action="store_true", help=about_small)
+    add("--stages", nargs="+", default=[], help="only these stages, and those that they need")
+    add("--minutes", type=float, default=8.0, help="time for all stages together")
+    add("--out", type=Path, default=Path("runs/gpu"), help="folder for the results")
+    options: argparse.Namespace = parser.read(arguments)
+
+    if options.minutes <= 0:
+        raise ValueError(f"--minutes {options.minutes:g}: choose more than 0")
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a file")
+    return options
+
+
 def chosen(names: Sequence[str]) -> list[Stage]:
     """The stages with these names and those that they need, in order; all if there are no names.
 
@@ -56,77 +116,23 @@ def chosen(names: Sequence[str]) -> list[Stage]:
     """
     by_name = {stage.name: stage for stage in STAGES}
     wanted = list(names or by_name)
-    for name in wanted:
+    for name in wanted:  # which grows meanwhile
         if name not in by_name:
-            raise ValueError(
-                f"--stages {name}: there is no such stage{did_you_mean(name, by_name)}; --help "
-                "lists them"
-            )
+            near = did_you_mean(name, by_name)
+            raise ValueError(f"--stages {name}: there is no such stage{near}; --help lists them")
         wanted += [needed for needed in by_name[name].after if needed not in wanted]
     return [stage for stage in STAGES if stage.name in wanted]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    started = time.monotonic() - process_age()
-    parser = FlagParser(
-        __doc__ + "\n".join(f"    {stage.name:18} {stage.about}" for stage in STAGES)
-    )
-    add = parser.add_argument
-    add("--device", default="0", help="a GPU's number, or cpu")
-    add(
-        "--data",
-        default="",
-        help="data set YAML for trainings and the loader (default: generated shapes)",
-    )
-    add(
-        "--small",
-        action="store_true",
-        help="small images, short trainings: to try the command on a CPU",
-    )
-    add("--stages", nargs="+", default=[], help="only these stages, and those that they need")
-    add("--minutes", type=float, default=8.0, help="time for all stages together")
-    add("--out", type=Path, default=Path("runs/gpu"), help="folder for the results")
-    options = parser.read(arguments)
-    stages = chosen(options.stages)
-    if options.minutes <= 0:
-        raise ValueError(f"--minutes {options.minutes:g}: choose more than 0")
-    if options.out.exists() and not options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a file")
-    device = find_device(options.device)
-    data = str(open_data(options.data).file.resolve()) if options.data else ""
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # not if it is ignored, as under nohup
-            signal.signal(number, end_with_stages)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kestrel-gpu-") as name:
-        folder, logs = Path(name, "work"), Path(name, "logs")
-        folder.mkdir()
-        logs.mkdir()
-        scope = Scope(device, folder, SMALL if options.small else Sizes(), data)
-        outcomes = run_stages(
-            stages,
-            scope,
-            logs,
-            deadline=started + 60 * options.minutes,
-            jobs=max(1, (os.cpu_count() or 1) // CORES_PER_JOB),
-            report=partial(show_last, out=options.out, logs=logs, started=started),
-        )
-        write_results(options.out, outcomes, logs, about(started))
-    print("", *summary(outcomes, options.out), f"{about(started)}", sep="\n")
-    if any(outcome.is_bad for outcome in outcomes):
-        sys.exit(1)
-
-
 def find_device(wanted: str) -> str:
-    """ "cpu" or the number of a GPU. Raises ValueError if there is no such device, or more than
-    one.
+    """ "cpu" or the number of a GPU. Raises ValueError if there is none such, or more than one.
 
     A process of its own looks: the stages are forked from this one, which therefore must not use
     CUDA.
     """
     with ProcessPoolExecutor(1, mp_context=FORK) as pool:
         devices = pool.submit(pick_devices, wanted, RankInfo()).result()
+
     if len(devices) > 1 or devices[0].type not in ("cpu", "cuda"):
         raise ValueError(f"--device {wanted}: give the number of one CUDA GPU, or cpu")
     return "cpu" if devices[0].type == "cpu" else str(devices[0].index)
@@ -135,17 +141,17 @@ def find_device(wanted: str) -> str:
 def process_age() -> float:
     """Seconds since this process started: its imports count too. 0 on systems without /proc."""
     try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
     except OSError:
         return 0.0
-    return uptime - started / os.sysconf("SC_CLK_TCK")
+
+    started_ticks = int(fields[19])  # since the system started
+    return uptime_s - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def show_last(outcomes: list[Outcome], out: Path, logs: Path, started: float) -> None:
-    """Print the last outcome, and write all that is known: this command may be stopped at any
-    time.
-    """
+    """Print the last outcome, and write all that is known, since this command may be stopped."""
     last = outcomes[-1]
     print(f"[{time.monotonic() - started:5.0f} s] {last.stage}: {result(last)}", flush=True)
     write_results(out, outcomes, logs, about(started))
@@ -153,10 +159,8 @@ def show_last(outcomes: list[Outcome], out: Path, logs: Path, started: float) ->
 
 def about(started: float) -> str:
     """The command and the time that it has taken so far."""
-    return (
-        f"python benchmarks/gpu.py {' '.join(sys.argv[1:])}".rstrip()
-        + f": {time.monotonic() - started:.0f} s"
-    )
+    command = f"python benchmarks/gpu.py {' '.join(sys.argv[1:])}".rstrip()
+    return f"{command}: {time.monotonic() - started:.0f} s"
 
 
 def end_with_stages(number: int, _: FrameType | None) -> None:
