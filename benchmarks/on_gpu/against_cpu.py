@@ -1,6 +1,4 @@
-"""The device against the CPU: tests/test_gpu.py; losses and gradients of every head in float64;
-detections.
-"""
+"""The device against the CPU: tests/test_gpu.py; losses and gradients in float64; detections."""
 
 import copy
 import subprocess
@@ -30,27 +28,16 @@ CANDIDATES = 8400  # predictions of an image at 640 px
 def run_gpu_tests(scope: Scope) -> Iterator[Finding]:
     """tests/test_gpu.py, with a line for each test that fails."""
     report = scope.folder / "test_gpu.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/test_gpu.py",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        "-rs",
-    ]
-    command += ["--durations=0", f"--junitxml={report}"]
+    flags = f"-p no:cacheprovider --tb=short -rs --durations=0 --junitxml={report}"
+    command = [sys.executable, "-m", "pytest", "tests/test_gpu.py", *flags.split()]
     subprocess.run(command, cwd=ROOT, check=False)  # its output is the stage's
 
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))  # noqa: S314  # a file of our own
     problems = [(case, part) for case in cases for part in case if part.tag in ("failure", "error")]
     skipped = sum(part.tag == "skipped" for case in cases for part in case)
     passed = len(cases) - len(problems) - skipped
-    yield Finding(
-        f"{passed} tests passed, {len(problems)} failed, {skipped} skipped",
-        passed > 0 and not problems,
-    )
+    text = f"{passed} tests passed, {len(problems)} failed, {skipped} skipped"
+    yield Finding(text, passed > 0 and not problems)
     for case, part in problems:
         reason = (part.get("message") or "").strip().split("\n")[0]
         yield Finding(f"{case.get('name')}: {reason[:300]}", False)
@@ -66,18 +53,18 @@ def compare_losses(scope: Scope) -> Iterator[Finding]:
 
         expected, expected_gradients = losses_and_gradients(model, scope, CPU, cfg)
         found, found_gradients = losses_and_gradients(on_device, scope, device, cfg)
+
         loss = max(relative_difference(found[name], expected[name]) for name in expected)
         largest = max(float(part.abs().max()) for part in expected_gradients)
         gradient = max(
             relative_difference(own, other, least=largest * NEGLIGIBLE)
             for own, other in zip(found_gradients, expected_gradients, strict=True)
         )
-        text = (
-            f"{cfg}: largest relative difference of a loss {loss:.1e}, of a gradient {gradient:.1e}"
-        )
-        yield Finding(
-            text, max(loss, gradient) <= MAX_DIFFERENCE, {"loss": loss, "gradient": gradient}
-        )
+
+        differences = {"loss": loss, "gradient": gradient}
+        worst = f"of a loss {loss:.1e}, of a gradient {gradient:.1e}"
+        text = f"{cfg}: largest relative difference {worst}"
+        yield Finding(text, max(loss, gradient) <= MAX_DIFFERENCE, differences)
 
 
 def losses_and_gradients(
@@ -86,38 +73,39 @@ def losses_and_gradients(
     """The losses of a made-up batch by name, and the gradients of all parameters."""
     setting = Setting(cfg=cfg, img=scope.sizes.check_img, batch=2)
     batch = made_up_batch(setting, 0, device)
+    images = to_device(batch.images, device, torch.float64)
     criterion = build_loss(model.head, LossGains()).double()
-    losses = criterion(
-        model(to_device(batch.images, device, torch.float64)), pad_targets(batch.targets)
-    )
+    losses = criterion(model(images), pad_targets(batch.targets))
     criterion.weighted_sum(losses).backward()
+
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return losses, gradients
 
 
 def relative_difference(found: Tensor, expected: Tensor, least: float = 1e-12) -> float:
-    """The largest difference of two tensors, divided by the largest value of the second, but at
-    least by `least`.
-    """
-    difference = float((found.detach().cpu() - expected.detach().cpu()).abs().max())
-    return difference / max(float(expected.detach().abs().max()), least)
+    """The largest difference, divided by the largest value expected, or by `least` if more."""
+    found = found.detach().cpu()
+    expected = expected.detach().cpu()
+    difference = float((found - expected).abs().max())
+    largest = float(expected.abs().max())
+    return difference / max(largest, least)
 
 
 def compare_nms(scope: Scope) -> Iterator[Finding]:
-    """Non-maximum suppression of many candidates with equal scores: the same detections in the same
-    order.
-    """
+    """NMS of many candidates with equal scores: the same detections in the same order."""
     random = torch.Generator().manual_seed(0)
     corners = 600 * torch.rand(2, CANDIDATES, 2, generator=random)
     sizes = 20 + 80 * torch.rand(2, CANDIDATES, 2, generator=random)
     boxes = torch.cat([corners, corners + sizes], -1)
+    # Mostly low, in steps of 0.02, so that many are equal.
     scores = (50 * torch.rand(2, CANDIDATES, NUM_CLASSES, generator=random) ** 8).round() / 50
 
     device = scope.world.device
     expected = non_max_suppression(boxes, scores)
     found = non_max_suppression(boxes.to(device), scores.to(device))
-    same = all(torch.equal(own.cpu(), other) for own, other in zip(found, expected, strict=True))
+
+    pairs = zip(found, expected, strict=True)
+    same = all(torch.equal(own.cpu(), other) for own, other in pairs)
     counts = ", ".join(str(len(rows)) for rows in found)
-    yield Finding(
-        f"NMS: {counts} detections, {'the same as' if same else 'not those'} on the CPU", same
-    )
+    verdict = "the same as" if same else "not those"
+    yield Finding(f"NMS: {counts} detections, {verdict} on the CPU", same)

@@ -1,6 +1,4 @@
-"""Run the project's scripts from a stage, as on the command line, in forked processes that need no
-imports.
-"""
+"""Run the project's scripts from a stage, as on the command line, in forked processes."""
 
 import multiprocessing
 import os
@@ -22,8 +20,9 @@ TAIL = 8  # lines that are reported of the output of a script that failed
 
 @dataclass(frozen=True)
 class Done:
-    """A script that has ended. code: its exit code, negative for a signal. output: what it wrote to
-    both streams.
+    """A script that has ended.
+
+    code: its exit code, negative for a signal. output: what it wrote to both streams.
     """
 
     code: int
@@ -33,21 +32,23 @@ class Done:
     @property
     def lines(self) -> list[str]:
         """The lines of the output, without empty ones; a progress bar is only its last state."""
-        lines = [line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in self.output.split("\n")]
-        return [line for line in lines if line]
+        shown = []
+        for line in self.output.split("\n"):
+            states = line.rstrip("\r").split("\r")
+            shown.append(states[-1].rstrip())
+        return [line for line in shown if line]
 
     def findings(self, what: str, lines: Sequence[str] = ()) -> Iterator[Finding]:
-        """The exit code, which must be 0, then these lines; of a failed script instead the end of
-        its output.
-        """
+        """The exit code, which must be 0, then these lines, or the end of a failed output."""
         yield Finding(f"{what}: exit code {self.code}, {self.seconds:.1f} s", self.code == 0)
-        for line in self.lines[-TAIL:] if self.code else lines:
+
+        shown = self.lines[-TAIL:] if self.code else lines
+        for line in shown:
             yield Finding(line)
 
 
 class Command:
-    """A script that starts at once. Only for processes that have not used CUDA or several threads:
-    it forks.
+    """A script that starts at once. It forks a process that has not used CUDA or several threads.
 
     entry: the function that the script calls; it reads sys.argv. words: the arguments. prepare: is
     called before.
@@ -70,9 +71,8 @@ class Command:
         """Wait for the end, and print the script's output, so that the stage's log has it."""
         self.process.join()
         seconds = time.monotonic() - self._started
-        output = self._output.read_bytes().decode(
-            errors="replace"
-        )  # read_text would turn \r into \n
+        # read_text would turn \r into \n
+        output = self._output.read_bytes().decode(errors="replace")
         done = Done(self.process.exitcode or 0, output, seconds)
         print(f"--- {self._output.stem}: exit code {done.code} after {seconds:.1f} s", flush=True)
         print(*done.lines, sep="\n", flush=True)

@@ -1,6 +1,4 @@
-"""The trained checkpoint, validated and exported: in float32 and in 16 bits, the same mAP
-everywhere.
-"""
+"""The trained checkpoint, validated and exported: the same mAP in float32 and in 16 bits."""
 
 import json
 from collections.abc import Iterator
@@ -11,10 +9,8 @@ import val
 from benchmarks.on_gpu.commands import run_command
 from benchmarks.on_gpu.stage import Finding, Scope
 
-MAX_DIFFERENCE = {
-    "fp32": 0.002,
-    "half": 0.01,
-}  # of mAP, between a file and the checkpoint in float32
+# of mAP, between a file and the checkpoint in float32
+MAX_DIFFERENCE = {"fp32": 0.002, "half": 0.01}
 
 
 def validate(scope: Scope) -> Iterator[Finding]:
@@ -24,9 +20,7 @@ def validate(scope: Scope) -> Iterator[Finding]:
 
 
 def export_torchscript(scope: Scope) -> Iterator[Finding]:
-    """TorchScript on the device, in float32 and, on a GPU, in float16; written, compared with
-    torch, validated.
-    """
+    """TorchScript on the device in float32, and in float16 on a GPU: compared and validated."""
     yield from exported(scope, "torchscript", "fp32")
     if scope.on_gpu:
         yield from exported(scope, "torchscript", "half", "--half")
@@ -40,49 +34,31 @@ def export_onnx(scope: Scope) -> Iterator[Finding]:
 def exported(
     scope: Scope, kind: str, precision: str, *flags: str, runs_on: str = ""
 ) -> Iterator[Finding]:
-    """Export and validate one format. The copy of the checkpoint keeps the files of several formats
-    apart.
+    """Export and validate one format.
+
+    A copy of the checkpoint in a folder of its own keeps the files of several formats apart.
     """
     name = f"{kind}-{precision}"
     checkpoint = scope.folder / "exports" / name / "best.pt"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_bytes(scope.best.read_bytes())
 
-    words = [
-        "--weights",
-        str(checkpoint),
-        "--include",
-        kind,
-        "--dynamic",
-        "--device",
-        scope.device,
-        *flags,
-    ]
+    words = ["--weights", str(checkpoint), "--include", kind, "--dynamic"]
+    words += ["--device", scope.device, *flags]
     done = run_command(export.run, words, scope.folder / "output" / f"export-{name}.txt")
     yield from done.findings(f"export.py --include {kind} {precision}", done.lines[-2:])
     if done.code == 0:
         file = next(path for path in checkpoint.parent.iterdir() if path.suffix == f".{kind}")
-        yield from validated(
-            scope, file, f"val-{name}", precision, "--device", runs_on or scope.device
-        )
+        device = runs_on or scope.device
+        yield from validated(scope, file, f"val-{name}", precision, "--device", device)
 
 
 def validated(
     scope: Scope, weights: Path, name: str, precision: str, *flags: str
 ) -> Iterator[Finding]:
-    """val.py on a file; its mAP against that of the checkpoint in float32, which is measured first
-    if need be.
-    """
-    words = [
-        "--weights",
-        str(weights),
-        "--data",
-        scope.data,
-        "--device",
-        scope.device,
-        "--batch-size",
-        "32",
-    ]
+    """val.py on a file; its mAP against that of the checkpoint in float32, measured before."""
+    words = ["--weights", str(weights), "--data", scope.data]
+    words += ["--device", scope.device, "--batch-size", "32"]
     words += ["--workers", str(scope.sizes.workers), "--cache-dir", str(scope.cache)]
     words += ["--project", str(scope.folder / "val"), "--name", name, "--exist-ok", *flags]
     done = run_command(val.run, words, scope.folder / "output" / f"{name}.txt")
@@ -91,15 +67,14 @@ def validated(
         return
 
     found = mean_ap(scope, name)
-    expected = mean_ap(scope, "val-fp32")
+    difference = abs(found - mean_ap(scope, "val-fp32"))
     times = next((line for line in done.lines if " ms per image" in line), "")
-    text = (
-        f"{name}: mAP50-95 {found:.4f}, {abs(found - expected):.4f} from the checkpoint's "
-        f"in float32; {times}"
-    )
-    yield Finding(text, abs(found - expected) <= MAX_DIFFERENCE[precision], {"map": found})
+    distance = f"{difference:.4f} from the checkpoint's in float32"
+    text = f"{name}: mAP50-95 {found:.4f}, {distance}; {times}"
+    yield Finding(text, difference <= MAX_DIFFERENCE[precision], {"map": found})
 
 
 def mean_ap(scope: Scope, name: str) -> float:
     """The mAP in the run folder of a validation."""
-    return float(json.loads((scope.folder / "val" / name / "metrics.json").read_text())["AP"])
+    file = scope.folder / "val" / name / "metrics.json"
+    return float(json.loads(file.read_text())["AP"])

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from utils.distributed.world import World
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "Muon")
 PRECISIONS = ("fp32", "bf16", "fp16")
-WARMUP, WATCHED = 3, 3  # steps
+WARMUP = 3  # steps
+WATCHED = 3  # steps
 WARNING = "called a synchronizing CUDA operation"
 WAITING = (
     "aten::_local_scalar_dense",
@@ -43,34 +45,27 @@ def look_for_waits(scope: Scope) -> Iterator[Finding]:
     for setting in settings(scope):
         name = f"{setting.cfg}, {setting.optimizer}, {setting.amp}"
         found = waits_of(setting, world)
-        yield Finding(
-            f"{name}: {describe(found) or 'no wait'}", not found, {"waits": found.total()}
-        )
+        text = f"{name}: {describe(found) or 'no wait'}"
+        yield Finding(text, not found, {"waits": found.total()})
         if found:
-            yield Finding(f"{name}: operations {describe(waiting_operations(setting, world))}")
+            operations = waiting_operations(setting, world)
+            yield Finding(f"{name}: operations {describe(operations)}")
 
 
 def settings(scope: Scope) -> Iterator[Setting]:
-    """A setting for each head and precision, each with another optimizer, so that all pairs of two
-    are covered.
-    """
+    """A setting for each head and precision, with the optimizers in turn: all pairs of two."""
     sizes = scope.sizes
+    common = Setting(img=sizes.check_img, batch=sizes.check_batch, steps=WATCHED, warmup=WARMUP)
     for row, cfg in enumerate(sizes.check_models):
         for column, amp in enumerate(PRECISIONS):
-            yield Setting(
-                cfg=cfg,
-                img=sizes.check_img,
-                batch=sizes.check_batch,
-                steps=WATCHED,
-                warmup=WARMUP,
-                amp=amp,
-                optimizer=OPTIMIZERS[(row + column) % len(OPTIMIZERS)],
-            )
+            optimizer = OPTIMIZERS[(row + column) % len(OPTIMIZERS)]
+            yield replace(common, cfg=cfg, amp=amp, optimizer=optimizer)
 
 
 def waits_of(setting: Setting, world: World) -> Counter[str]:
-    """Waits in the steps after the warm-up, by place. The last step ends the epoch, which may wait:
-    it is left out.
+    """Waits in the steps after the warm-up, by place.
+
+    The last step ends the epoch, which may wait: it is left out.
     """
     found: Counter[str] = Counter()
     last = setting.warmup + setting.steps
@@ -82,7 +77,8 @@ def waits_of(setting: Setting, world: World) -> Counter[str]:
             if number == last:
                 recording.close()
 
-        train_through(fixed_batches(setting, world, last + 1, seed=0), setting, world, watch=watch)
+        batches = fixed_batches(setting, world, last + 1, seed=0)
+        train_through(batches, setting, world, watch=watch)
     return found
 
 
@@ -110,39 +106,49 @@ def set_sync_debug_mode(device: torch.device, mode: str) -> None:
 
 
 def calling_place() -> str:
-    """The innermost line of the project, without benchmarks, that is being run, and the innermost
-    line of all.
-    """
-    shown = (str(ROOT / "benchmarks"), warnings.__file__)
-    stack = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(shown)]
+    """The innermost line that is being run, of all and of the project without benchmarks."""
+    not_shown = (str(ROOT / "benchmarks"), warnings.__file__)
+    stack = [
+        frame for frame in traceback.extract_stack() if not frame.filename.startswith(not_shown)
+    ]
     ours = [frame for frame in stack if frame.filename.startswith(str(ROOT))]
-    places = [f"{short_path(frame.filename)}:{frame.lineno}" for frame in (*ours[-1:], *stack[-1:])]
-    return " in ".join(dict.fromkeys(reversed(places)))
+
+    innermost = [*stack[-1:], *ours[-1:]]
+    places = [f"{short_path(frame.filename)}:{frame.lineno}" for frame in innermost]
+    return " in ".join(dict.fromkeys(places))  # one place if they are the same
 
 
 def short_path(file: str) -> str:
     """The path within the project or within its package."""
     path = Path(file)
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else "/".join(path.parts[-3:])
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    return "/".join(path.parts[-3:])
 
 
 def waiting_operations(setting: Setting, world: World) -> Counter[str]:
-    """Operations that wait, each with the operation or backward node that called it, in all
-    profiled steps.
+    """Operations that wait in all profiled steps, each with what called it.
+
+    That is a node of the backward pass if there is one, or else the outermost operation.
     """
     found: Counter[str] = Counter()
     for event in profiled(setting, world).events() or ():
-        if event.name in WAITING:
-            callers = [event]
-            while callers[-1].cpu_parent is not None:
-                callers.append(callers[-1].cpu_parent)
-            nodes = [
-                caller.name for caller in callers if caller.name.startswith("autograd::engine")
-            ]
-            found[f"{event.name} in {(nodes or [callers[-1].name])[0]}"] += 1
+        if event.name not in WAITING:
+            continue
+
+        names = [event.name]  # of the event and its callers, the outermost last
+        caller = event.cpu_parent
+        while caller is not None:
+            names.append(caller.name)
+            caller = caller.cpu_parent
+        nodes = [name for name in names if name.startswith("autograd::engine")]
+
+        cause = nodes[0] if nodes else names[-1]
+        found[f"{event.name} in {cause}"] += 1
     return found
 
 
 def describe(found: Counter[str]) -> str:
     """Counts as text, the most frequent first."""
-    return ", ".join(f"{count} x {what}" for what, count in found.most_common(8))
+    counts = [f"{count} x {what}" for what, count in found.most_common(8)]
+    return ", ".join(counts)

@@ -1,5 +1,4 @@
-"""Two processes over gloo on one device against one process: the same weights after some steps, in
-float64.
+"""Two processes over gloo on one device against one process: the same weights, in float64.
 
 DDP with synchronized BatchNorm. NCCL takes only one process per GPU: tests/test_gpu.py has DDP over
 NCCL with one.
@@ -32,24 +31,26 @@ def compare_processes(scope: Scope) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for size in (1, 2):
-                start_processes(
-                    train_rank, (size, scope, cfg, folder), nprocs=size, start_method="fork"
-                )
-            expected, *found = (
-                torch.load(folder / f"{rank}-of-{size}.pt", weights_only=True)
-                for rank, size in RANKS
-            )
-        worst = max(
-            relative_difference(rank[key], expected[key]) for rank in found for key in expected
-        )
-        text = (
-            f"{cfg}: weights of two processes after {STEPS} steps, largest relative "
-            f"difference {worst:.1e}"
-        )
+                arguments = (size, scope, cfg, folder)
+                start_processes(train_rank, arguments, nprocs=size, start_method="fork")
+            expected = torch.load(weights_file(folder, 0, 1), weights_only=True)
+            found = [
+                torch.load(weights_file(folder, rank, 2), weights_only=True) for rank in (0, 1)
+            ]
+
+        differences = []
+        for weights in found:
+            for name in expected:
+                differences.append(relative_difference(weights[name], expected[name]))
+        worst = max(differences)
+        what = f"{cfg}: weights of two processes after {STEPS} steps"
+        text = f"{what}, largest relative difference {worst:.1e}"
         yield Finding(text, worst <= MAX_DIFFERENCE, {"difference": worst})
 
 
-RANKS = ((0, 1), (0, 2), (1, 2))  # rank, number of processes
+def weights_file(folder: Path, rank: int, size: int) -> Path:
+    """The weights of one of `size` processes."""
+    return folder / f"{rank}-of-{size}.pt"
 
 
 def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> None:
@@ -58,14 +59,15 @@ def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> No
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size
-        )
+        store = f"file://{folder / 'store'}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
 
+    # Half of the same batch for each of two processes.
     whole = Setting(cfg=cfg, img=scope.sizes.check_img, batch=4, amp="fp64", sync_bn=True)
     setting = replace(whole, batch=whole.batch // size)
     batch = part_of(made_up_batch(whole, 0, device), rank, size)
     world = World(device, rank=rank, local_rank=rank, size=size, local_size=size)
+
     replicas = []
     train_through(repeated(batch, setting, world, STEPS), setting, world, change=replicas.append)
 
@@ -73,7 +75,7 @@ def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> No
     weights: dict[str, Tensor] = {
         name: value.cpu() for name, value in replicas[0].model.named_parameters()
     }
-    torch.save(weights, folder / f"{rank}-of-{size}.pt")
+    torch.save(weights, weights_file(folder, rank, size))
     if size > 1:
         dist.destroy_process_group()
 
@@ -81,10 +83,13 @@ def train_rank(rank: int, size: int, scope: Scope, cfg: str, folder: Path) -> No
 def part_of(batch: Batch, rank: int, size: int) -> Batch:
     """The images of one rank, with their targets."""
     each = len(batch.images) // size
-    first, end = rank * each, (rank + 1) * each
-    image = batch.targets[:, 0]
+    first = rank * each
+    end = first + each
+
+    image = batch.targets[:, 0]  # that a target belongs to
     targets = batch.targets[(image >= first) & (image < end)].clone()
     targets[:, 0] -= first
+
     return Batch(
         batch.images[first:end], targets, batch.indices[first:end], batch.placement[first:end]
     )

@@ -1,6 +1,4 @@
-"""The results of benchmarks/gpu.py: a Markdown file, a JSON file, the whole output, and a short
-text.
-"""
+"""The results of benchmarks/gpu.py: Markdown, JSON, the whole output, and a short text."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,40 +9,39 @@ from benchmarks.on_gpu.running import CUT_SHORT, LEFT_OUT, PASSED, Outcome
 from utils.files.writers import write_json, write_text
 
 NAMES = ("gpu.md", "gpu.json", "gpu.log")
+MAX_WRONG = 6  # findings of a stage in the summary
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], logs: Path, about: str) -> None:
-    """Write the three files. logs: folder with the output of each stage. about: the command and the
-    total time.
+    """Write the three files.
+
+    logs: folder with the output of each stage. about: the command and the total time.
     """
     write_text(folder / "gpu.md", "\n".join(markdown(outcomes, about)))
+
     stages = [asdict(outcome) for outcome in outcomes]
     write_json(folder / "gpu.json", {"date": str(date.today()), "about": about, "stages": stages})
+
     by_age = sorted(logs.glob("*.txt"), key=lambda file: file.stat().st_mtime)
     write_text(folder / "gpu.log", "".join(map(section, by_age)))
 
 
 def section(log: Path) -> str:
     """The output of a stage under its name."""
-    return f"===== {log.stem}\n{log.read_text(encoding='utf-8', errors='replace')}\n"
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return f"===== {log.stem}\n{output}\n"
 
 
 def markdown(outcomes: Sequence[Outcome], about: str) -> list[str]:
     """A table of all stages, then the findings of each."""
-    first = next(
-        (outcome.findings[0].text for outcome in outcomes if outcome.findings), "no stage has run"
-    )
-    lines = [
-        f"# {first}",
-        "",
-        f"{about}, {date.today()}",
-        "",
-        "| stage | result | seconds |",
-        "| --- | --- | --- |",
-    ]
-    lines += [
-        f"| {outcome.stage} | {result(outcome)} | {seconds(outcome)} |" for outcome in outcomes
-    ]
+    found = [finding.text for outcome in outcomes for finding in outcome.findings]
+    first = found[0] if found else "no stage has run"  # of the stage that describes the machine
+    lines = [f"# {first}", "", f"{about}, {date.today()}", ""]
+
+    lines += ["| stage | result | seconds |", "| --- | --- | --- |"]
+    for outcome in outcomes:
+        lines.append(f"| {outcome.stage} | {result(outcome)} | {seconds(outcome)} |")
+
     for outcome in outcomes:
         if outcome.ran:
             lines += ["", f"## {outcome.stage}: {result(outcome)}", ""]
@@ -55,31 +52,32 @@ def markdown(outcomes: Sequence[Outcome], about: str) -> list[str]:
 
 
 def summary(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
-    """What is printed at the end: a line for each stage, with what is wrong, what was left out, and
-    the files.
-    """
+    """What is printed at the end: a line for each stage, what is wrong or left out, the files."""
     lines = []
     for outcome in outcomes:
         lines.append(f"{outcome.stage:18} {seconds(outcome):>6}  {result(outcome)}")
         if outcome.is_bad:
-            lines += [
-                f"    {finding.text[:200]}" for finding in outcome.findings if finding.good is False
-            ][:6]
+            wrong = [finding.text for finding in outcome.findings if finding.good is False]
+            lines += [f"    {text[:200]}" for text in wrong[:MAX_WRONG]]
+
     bad = sum(outcome.is_bad for outcome in outcomes)
     passed = sum(outcome.status == PASSED for outcome in outcomes)
     rest = len(outcomes) - passed - bad
-    lines.append(
-        f"stages: {passed} passed, {bad} did not, {rest} did not run or had too little time"
-    )
+    counts = f"{passed} passed, {bad} did not, {rest} did not run or had too little time"
+    lines.append(f"stages: {counts}")
+
     late = [outcome.stage for outcome in outcomes if outcome.status in (LEFT_OUT, CUT_SHORT)]
     if late:
         lines.append(f"too little time for {', '.join(late)}")
-    return [*lines, f"results: {', '.join(str(folder / name) for name in NAMES)}"]
+    files = [str(folder / name) for name in NAMES]
+    return [*lines, f"results: {', '.join(files)}"]
 
 
 def result(outcome: Outcome) -> str:
     """The status, with the reason if there is one: "skipped: needs CUDA"."""
-    return f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
+    if not outcome.reason:
+        return outcome.status
+    return f"{outcome.status}: {outcome.reason}"
 
 
 def seconds(outcome: Outcome) -> str:

@@ -63,12 +63,15 @@ class Running:
     def __init__(self, stage: Stage, scope: Scope, log: Path, left_s: float) -> None:
         """left_s: seconds that remain for all stages together."""
         own_limit_s = stage.limit_s * (1 if scope.on_gpu else CPU_LIMITS)
-        self.stage, self.log = stage, log
+        self.stage = stage
+        self.log = log
         self.limit_s = min(own_limit_s, left_s)
         self.is_shortened = left_s < own_limit_s
+
         self.findings = scope.folder / "findings" / f"{stage.name}.jsonl"
         self.findings.parent.mkdir(exist_ok=True)
         self.findings.touch()
+
         self.mark = uuid.uuid4().hex
         self.started = time.monotonic()
         self.process = FORK.Process(target=work, args=(stage, scope, log, self.findings, self.mark))
@@ -82,24 +85,21 @@ class Running:
         """What became of the stage; None while it runs within its limit."""
         if self.process.exitcode is None and self.seconds < self.limit_s:
             return None
-        code, seconds = self.process.exitcode, self.seconds
+
+        code = self.process.exitcode
+        seconds = self.seconds
         self.end()
+
+        # The last line of a process that was killed may be incomplete.
         lines = self.findings.read_text(encoding="utf-8").splitlines()
         found = [Finding(**json.loads(line)) for line in lines if line.endswith("}")]
+
         status, reason = self._status(code, found)
-        output = (
-            self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if self.log.exists()
-            else []
-        )
-        return Outcome(
-            self.stage.name,
-            status,
-            reason,
-            seconds,
-            found,
-            output[-TAIL:] if status != PASSED else [],
-        )
+        output = []
+        if status != PASSED and self.log.exists():
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+            output = text.splitlines()[-TAIL:]
+        return Outcome(self.stage.name, status, reason, seconds, found, output)
 
     def _status(self, code: int | None, found: Sequence[Finding]) -> tuple[str, str]:
         if any(finding.good is False for finding in found):
@@ -113,9 +113,7 @@ class Running:
         return PASSED, ""
 
     def end(self) -> None:
-        """Kill the stage's process group and all processes that it started, and wait for the
-        stage.
-        """
+        """Kill the stage's process group and all processes that it started, and wait for it."""
         if self.process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -127,14 +125,11 @@ class Running:
 
 
 def work(stage: Stage, scope: Scope, log: Path, findings: Path, mark: str) -> None:
-    """The process of a stage: its streams go to `log`, its findings to a file, a line of JSON for
-    each.
-    """
+    """The process of a stage: its streams go to `log`, its findings as lines of JSON to a file."""
     os.setsid()
     os.environ[MARK] = mark
-    torch.set_num_threads(
-        1
-    )  # a process that has computed in several threads must not fork: its children hang
+    # A process that has computed in several threads must not fork: its children hang.
+    torch.set_num_threads(1)
     if not scope.on_gpu:  # several processes with several threads each are slow on few cores
         os.environ["OMP_NUM_THREADS"] = "1"
     redirect_streams(log)
@@ -155,9 +150,13 @@ def run_stages(
 ) -> list[Outcome]:
     """Run the stages in their order, as far as the time allows; return what became of each.
 
-    logs: folder for their output. deadline: of time.monotonic(), when all must have ended. jobs:
-    how many stages run at the same time, unless one of them measures time. report: is called with
-    all outcomes so far when a stage ends.
+    Args:
+        stages: in the order of their importance.
+        scope: what they share.
+        logs: folder for their output.
+        deadline: of time.monotonic(), when all must have ended.
+        jobs: how many stages run at the same time, unless one of them measures time.
+        report: is called with all outcomes so far when a stage ends.
     """
     waiting = list(stages)
     running: list[Running] = []
@@ -202,31 +201,33 @@ def refusal(
     """The outcome of a stage that will not run; None if it may run, now or later."""
     if stage.needs_cuda and not scope.on_gpu:
         return Outcome(stage.name, SKIPPED, "needs CUDA")
+
     missing = [package for package in stage.packages if importlib.util.find_spec(package) is None]
     if missing:
         return Outcome(stage.name, SKIPPED, f"needs the package {', '.join(missing)}")
-    pending = {other.name for other in waiting} | {each.stage.name for each in running}
+
+    pending = pending_names(waiting, running)
     passed = {outcome.stage for outcome in outcomes if outcome.status == PASSED}
     absent = [name for name in stage.after if name not in passed and name not in pending]
     if absent:
         return Outcome(stage.name, SKIPPED, f"needs {', '.join(absent)}, which did not pass")
+
     if left_s < stage.least_s:
-        return Outcome(
-            stage.name,
-            LEFT_OUT,
-            f"{max(left_s, 0):.0f} s remained, it takes {stage.least_s:.0f} or more",
-        )
+        reason = f"{max(left_s, 0):.0f} s remained, it takes {stage.least_s:.0f} or more"
+        return Outcome(stage.name, LEFT_OUT, reason)
     return None
+
+
+def pending_names(waiting: Sequence[Stage], running: Sequence[Running]) -> set[str]:
+    """The names of the stages that have not ended."""
+    return {stage.name for stage in waiting} | {each.stage.name for each in running}
 
 
 def can_start(
     stage: Stage, waiting: Sequence[Stage], running: Sequence[Running], jobs: int
 ) -> bool:
-    """Whether a stage may start now: what it needs has ended, and it disturbs no other stage's
-    measurement.
-    """
-    pending = {other.name for other in waiting} | {each.stage.name for each in running}
-    if pending & set(stage.after):
+    """Whether a stage may start now: what it needs has ended, and it disturbs no measurement."""
+    if pending_names(waiting, running) & set(stage.after):
         return False
     if stage.alone or any(each.stage.alone for each in running):
         return not running

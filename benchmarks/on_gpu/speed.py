@@ -1,6 +1,4 @@
-"""Speed: steps of several models and batch sizes, compiled steps, the parts of a step, the
-loader.
-"""
+"""Speed: steps of several models and batch sizes, compiled steps, a step's parts, the loader."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,51 +49,52 @@ def time_compiled_yolo26n(scope: Scope) -> Iterator[Finding]:
 
 
 def timed(scope: Scope, cfg: str, batch: int, compiled: str) -> Finding:
-    """Images/s, memory and share of the bandwidth limit of one setting; an error is a finding
-    too.
-    """
-    sizes, world = scope.sizes, scope.world
+    """Images/s, memory and share of the bandwidth limit of a setting; an error is a finding too."""
+    sizes = scope.sizes
+    device = scope.world.device
     setting = Setting(
         cfg=cfg, img=sizes.img, batch=batch, steps=sizes.steps, warmup=WARMUP, boxes=BOXES
     )
     mode = "eager" if compiled == "off" else f"compiled ({compiled})"
     name = f"{Path(cfg).stem}, batch {batch}, {mode}"
-    release_memory(world.device)
+
+    release_memory(device)
     if scope.on_gpu:
-        torch.cuda.reset_peak_memory_stats(world.device)
+        torch.cuda.reset_peak_memory_stats(device)
     try:
-        speed = images_per_second(setting, world, compiled)
+        speed = images_per_second(setting, scope.world, compiled)
     except Exception as error:  # of any type: the other settings are measured all the same
         return Finding(f"{name}: {type(error).__name__}: {one_line(error)}", False)
 
-    peak = (
-        torch.cuda.max_memory_reserved(world.device) / 2**30
-        if scope.on_gpu
-        else memory_gib(world.device)
-    )
+    if scope.on_gpu:
+        peak = torch.cuda.max_memory_reserved(device) / 2**30
+    else:
+        peak = memory_gib(device)
+
     values = {"model": cfg, "batch": batch, "compiled": compiled, "images_s": speed, "gib": peak}
     text = f"{name}: {speed:.0f} images/s, {1000 * batch / speed:.1f} ms per step, {peak:.1f} GiB"
-    if share := share_of_limit(scope, cfg, speed):
+    share = share_of_limit(scope, cfg, speed)
+    if share:
         values["share_of_limit"] = share
         text += f", {share:.0%} of the bandwidth limit"
     return Finding(text, values=values)
 
 
 def share_of_limit(scope: Scope, cfg: str, speed: float) -> float:
-    """Images/s divided by what the measured bandwidth allows in eager mode (benchmarks/step.py); 0
-    if unknown.
-    """
+    """Images/s divided by what the bandwidth allows (benchmarks/step.py); 0 if unknown."""
+    bandwidth = measured_bandwidth(scope)  # TB/s
+    if not bandwidth or not scope.on_gpu:
+        return 0.0
+
     megabytes = MB_PER_IMAGE.get(cfg, 0) * (scope.sizes.img / 640) ** 2
-    bandwidth = measured_bandwidth(scope)
-    return speed * megabytes / 1e6 / bandwidth if bandwidth and scope.on_gpu else 0.0
+    return speed * megabytes / 1e6 / bandwidth
 
 
 def profile_parts(scope: Scope) -> Iterator[Finding]:
     """The parts of a step and the operations that take longest, by benchmarks/profile_step.py."""
     sizes = scope.sizes
-    words = (
-        f"--device {scope.device} --cfg {sizes.model} --img {sizes.img} --batch {sizes.batches[0]}"
-    )
+    batch = sizes.batches[0]
+    words = f"--device {scope.device} --cfg {sizes.model} --img {sizes.img} --batch {batch}"
     words += f" --steps {min(sizes.steps, 5)} --rows 12"
     done = run_command(profile_step.main, words.split(), scope.folder / "output" / "profile.txt")
     yield from done.findings(f"profile_step.py {words}", done.lines[1:])
@@ -104,16 +103,8 @@ def profile_parts(scope: Scope) -> Iterator[Finding]:
 def time_loader(scope: Scope) -> Iterator[Finding]:
     """The training loader alone, from files and caches, by benchmarks/loader.py."""
     sizes = scope.sizes
-    words = [
-        "--data",
-        scope.data,
-        "--img",
-        str(sizes.img),
-        "--batch",
-        str(sizes.batch),
-        "--device",
-        scope.device,
-    ]
+    words = ["--data", scope.data, "--device", scope.device]
+    words += ["--img", str(sizes.img), "--batch", str(sizes.batch)]
     words += ["--workers", str(sizes.workers), "--passes", str(sizes.loader_passes)]
     done = run_command(loader.main, words, scope.folder / "output" / "loader.txt")
     rows = [line.strip("| ") for line in done.lines if line.startswith("| ") and "---" not in line]

@@ -1,6 +1,4 @@
-"""Copies from shared, page-locked host memory to the device, as the loader makes them: right, and
-how fast.
-"""
+"""Copies from shared, page-locked memory to the device, as the loader's: right, and how fast."""
 
 import os
 from collections.abc import Iterator
@@ -20,32 +18,31 @@ CHILD_BYTE = 7
 
 
 def check_uploads(scope: Scope) -> Iterator[Finding]:
-    """A ring of shared memory: a forked process writes to it, and its places are used again while
-    copies are queued.
+    """A ring of shared memory, to which a forked process writes.
+
+    Its places are used again while copies are queued.
     """
     device = scope.world.device
     place_bytes = 3 * scope.sizes.img**2 * 4  # four images
     ring = SharedBytes(PLACES * place_bytes)
     page_lock(ring.tensor, device, ring)
     if scope.on_gpu:
-        yield Finding(
-            f"the shared memory is page-locked: {ring.tensor.is_pinned()}", ring.tensor.is_pinned()
-        )
+        is_pinned = ring.tensor.is_pinned()
+        yield Finding(f"the shared memory is page-locked: {is_pinned}", is_pinned)
 
     yield Finding("a forked process writes into the same memory", written_by_child(ring))
 
     wrong = wrong_copies(ring, place_bytes, device)
     yield Finding(f"{COPIES} copies through {PLACES} places, wrong: {wrong or 'none'}", not wrong)
 
-    for name, host in (("shared", ring.tensor), ("ordinary", torch.ones_like(ring.tensor))):
+    hosts = {"shared": ring.tensor, "ordinary": torch.ones_like(ring.tensor)}
+    for name, host in hosts.items():
         speed = gigabytes_per_second(host, device)
         yield Finding(f"copies from {name} memory: {speed:.1f} GB/s", values={"gb_s": speed})
 
 
 def written_by_child(ring: SharedBytes) -> bool:
-    """Whether a forked process, as a DataLoader worker is, can write to the memory, and this
-    process sees it.
-    """
+    """Whether this process sees what a forked one, as a DataLoader worker is, writes."""
     child = os.fork()
     if child == 0:
         try:
@@ -57,10 +54,10 @@ def written_by_child(ring: SharedBytes) -> bool:
 
 
 def wrong_copies(ring: SharedBytes, place_bytes: int, device: torch.device) -> list[int]:
-    """Numbers of the copies that hold other bytes than were sent: a place was overwritten too
-    early, or read too late.
+    """Numbers of the copies that hold other bytes than were sent.
 
-    Each copy is followed by work that keeps the GPU busy, so that the host is far ahead of it.
+    Their place was overwritten too early, or read too late. Each copy is followed by work that
+    keeps the GPU busy, so that the host is far ahead of it.
     """
     uploads = Uploads(device)
     sums = []
