@@ -1,5 +1,4 @@
-"""How soon a run of several processes ends when one of them fails, and whether --max-restarts
-continues it.
+"""How soon a run of several processes ends when one fails, and whether --max-restarts continues it.
 
 Claim: on one machine, less than 30 seconds after the fault no process of a run under torch's
 launcher is left; the exit code is not 0, and one line says why. With --max-restarts the run
@@ -27,12 +26,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-
+from benchmarks.report import file_report, table, versions
 from tests.conftest import draw_tiny_data
 from tests.support.launching import TORCHRUN, Job, launched, small_run_flags, wait_until
 from tests.test_failures import error_lines
-from utils.files.writers import write_text
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
 
@@ -49,12 +46,9 @@ Row = list[object]
 
 
 def torchrun(processes: int, folder: Path, *flags: str) -> list[str]:
-    """The command of a run with these launcher flags; train.py flags appended to it override its
-    own.
-    """
-    own = small_run_flags(
-        folder.parent / "data" / "tiny.yaml", str(ROOT / "tests" / "tables" / "tiny.yaml"), folder
-    )
+    """The command of a run with these flags of the launcher; appended flags of train.py count."""
+    data = folder.parent / "data" / "tiny.yaml"
+    own = small_run_flags(data, str(ROOT / "tests" / "tables" / "tiny.yaml"), folder)
     return [*TORCHRUN, "--nproc_per_node", str(processes), *flags, SCRIPT, *own, "--batch", "4"]
 
 
@@ -62,15 +56,11 @@ def ended(job: Job, what: str, processes: int) -> Row:
     """Wait for the end of a job; the row for the report, with the seconds from now."""
     started = time.monotonic()
     code = job.end(120)
+    seconds = time.monotonic() - started
+
     lines = error_lines(job.err)
-    return [
-        what,
-        processes,
-        f"{time.monotonic() - started:.1f}",
-        code,
-        len(lines),
-        lines[0][:60] if lines else "",
-    ]
+    first = lines[0][:60] if lines else ""
+    return [what, processes, f"{seconds:.1f}", code, len(lines), first]
 
 
 def faults(processes: int, root: Path) -> Iterator[Row]:
@@ -88,65 +78,61 @@ def faults(processes: int, root: Path) -> Iterator[Row]:
 def interrupted(processes: int, root: Path) -> Row:
     """The row for Ctrl-C, sent while each process has two DataLoader workers."""
     folder = root / f"interrupted-{processes}"
+    last = folder / "exp" / "weights" / "last.pt"
     more = ["--epochs", "1000", "--workers", "2", "--batch", str(2 * processes)]
-    with launched(
-        [*torchrun(processes, folder), *more],
-        folder,
-        KESTREL_FAULT="tests.test_failures:many_cores",
-    ) as job:
-        wait_until((folder / "exp" / "weights" / "last.pt").exists, 120, "the first checkpoint")
+    command = [*torchrun(processes, folder), *more]
+    with launched(command, folder, KESTREL_FAULT="tests.test_failures:many_cores") as job:
+        wait_until(last.exists, 120, "the first checkpoint")
         os.killpg(job.process.pid, signal.SIGINT)
         return ended(job, "Ctrl-C", processes)
 
 
 def restarted(number: int, root: Path) -> bool:
-    """Whether a run whose rank 1 is killed in its second epoch continues in its folder and
-    finishes.
-    """
+    """Whether a run whose rank 1 is killed in its second epoch continues and finishes."""
     folder = root / f"restarted-{number}"
+    fault = "tests.training.checkpoints.test_restart:dies_once"
     command = [*torchrun(2, folder, "--max-restarts", "3"), "--epochs", "4"]
-    with launched(
-        command, folder, KESTREL_FAULT="tests.training.checkpoints.test_restart:dies_once"
-    ) as job:
-        code, runs = job.end(300), [path.name for path in folder.glob("exp*")]
-        rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]
-        return (code, runs, len(rows)) == (0, ["exp"], 4) and "resuming " in job.out
+    with launched(command, folder, KESTREL_FAULT=fault) as job:
+        code = job.end(300)
+        output = job.out
+
+    runs = [path.name for path in folder.glob("exp*")]
+    rows = (folder / "exp" / "results.csv").read_text().splitlines()[1:]
+    is_complete = code == 0 and runs == ["exp"] and len(rows) == 4
+    return is_complete and "resuming " in output
 
 
 def report(rows: Sequence[Row], restarts: Sequence[bool]) -> str:
     columns = ["fault", "processes", "seconds", "exit code", "error lines", "first error line"]
-    lines: list[Sequence[object]] = [columns, ["---"] * len(columns), *rows]
-    table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
     return (
-        f"# How runs end: {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n\n"
-        f"torchrun, gloo, torch {torch.__version__}, Python {platform.python_version()}. Seconds "
-        "are counted "
-        "from the fault until no process is left, launcher and DataLoader workers included; exit "
-        "codes are the "
-        f"launcher's. Error lines are those of Kestrel, not of the launcher.\n\n{table}\n\n"
+        f"# How runs end: {machine}, {date.today()}\n\n"
+        f"torchrun, gloo, {versions()}. Seconds are counted from the fault until no process is "
+        "left, launcher and DataLoader workers included; exit codes are the launcher's. Error "
+        f"lines are those of Kestrel, not of the launcher.\n\n{table(columns, rows)}\n\n"
         f"--max-restarts 3, rank 1 killed in its second epoch: {sum(restarts)} of {len(restarts)} "
-        "runs continued in "
-        "the same folder and finished.\n"
+        "runs continued in the same folder and finished."
     )
 
 
 def main() -> None:
     parser = FlagParser(__doc__)
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], choices=[1, 2, 4])
-    parser.add_argument("--restarts", type=int, default=5)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs" / "endings.md", help="file for the report"
-    )
+    add = parser.add_argument
+    add("--processes", type=int, nargs="+", default=[2, 4], choices=[1, 2, 4])
+    add("--restarts", type=int, default=5)
+    add("--out", type=Path, default=ROOT / "runs" / "endings.md", help="file for the report")
     options: argparse.Namespace = parser.read()
+
     with tempfile.TemporaryDirectory() as name:
-        root, rows = Path(name), []
+        root = Path(name)
         draw_tiny_data(root / "data")
+
+        rows: list[Row] = []
         for processes in options.processes:
-            rows += [*faults(processes, root), interrupted(processes, root)]
-        text = report(rows, [restarted(number, root) for number in range(options.restarts)])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, text)
-    print(text)
+            rows += faults(processes, root)
+            rows.append(interrupted(processes, root))
+        restarts = [restarted(number, root) for number in range(options.restarts)]
+    file_report([report(rows, restarts)], options.out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""How closely training with N processes matches one process, compared with deliberate faults and
-rounding changes.
+"""How closely training with N processes matches one, beside deliberate faults and rounding.
 
 Claim: with the same seed, global batch and --sync-bn, after 20 optimizer steps with augmentation,
 the weights, their average and BatchNorm's statistics of 2 and 4 gloo processes equal those of one
@@ -22,13 +21,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from torch import Tensor
 
 import train
 import training.state
+from benchmarks.report import file_report, processor, table, versions
 from data.shapes.generate import generate
 from models import Detector
 from tests.support.launching import TORCHRUN
@@ -49,7 +48,6 @@ from training.ema import EMA
 from utils.distributed.launch import Launch
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
-from utils.files.writers import write_text
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
 
@@ -78,15 +76,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        parts = (
-            self.precision,
-            self.learned,
-            self.sync_bn,
-            self.multi_scale,
-            self.fault,
-            self.nudged,
-        )
-        return "-".join(map(str, parts)).replace(" ", "_")
+        parts = [str(getattr(self, field.name)) for field in fields(self)]
+        return "-".join(parts).replace(" ", "_")
 
 
 PROOF = {precision: Run(precision) for precision in PRECISIONS}
@@ -105,12 +96,12 @@ def runs_of(processes: int) -> list[Run]:
     """The runs that are done with this number of processes."""
     if processes > 2:
         return list(PROOF.values())
+
     both = [*PROOF.values(), *RANDOM.values()]
-    return [
-        *both,
-        MULTI_SCALE,
-        *(BROKEN if processes == 2 else [replace(run, nudged=True) for run in both]),
-    ]
+    changed = list(BROKEN)
+    if processes == 1:
+        changed = [replace(run, nudged=True) for run in both]
+    return [*both, MULTI_SCALE, *changed]
 
 
 # ---------------------------------------------------------------------- in each of the processes
@@ -130,20 +121,27 @@ def run_here(options: argparse.Namespace, folder: Path) -> None:
 def train_recorded(run: Run, options: argparse.Namespace, folder: Path, world: World) -> Record:
     """Train; return the weights and their average after SHOWN_STEPS and after the last step."""
     record: Record = {}
-    real, wanted = EMA.update, {*SHOWN_STEPS, options.steps}
+    wanted = {*SHOWN_STEPS, options.steps}
+    real = EMA.update
 
     def update(self: EMA, weights: State) -> None:
         real(self, weights)
         if self.updates in wanted:
-            both = {"model": weights, "ema": self.state_dict()}
-            record[self.updates] = {
-                part: {k: v.clone() for k, v in state.items()} for part, state in both.items()
-            }
+            record[self.updates] = {"model": cloned(weights), "ema": cloned(self.state_dict())}
 
-    fault = FAULTS[run.fault](world) if run.fault else nullcontext()
-    with fault, nudge() if run.nudged else nullcontext(), mock.patch.object(EMA, "update", update):
-        train.main(train.parse_args(flags(run, options, folder, world))[0], world)
+    cfg, _ = train.parse_args(flags(run, options, folder, world))
+    with ExitStack() as changes:
+        if run.fault:
+            changes.enter_context(FAULTS[run.fault](world))
+        if run.nudged:
+            changes.enter_context(nudge())
+        changes.enter_context(mock.patch.object(EMA, "update", update))
+        train.main(cfg, world)
     return record
+
+
+def cloned(state: State) -> State:
+    return {name: value.clone() for name, value in state.items()}
 
 
 @contextmanager
@@ -163,67 +161,51 @@ def nudge() -> Iterator[None]:
 
 
 def flags(run: Run, options: argparse.Namespace, folder: Path, world: World) -> list[str]:
-    """A run's command line: one epoch of two batches for each step, so that gradients are
-    accumulated.
-    """
-    start = (
-        ["--weights", str(folder / "learned" / "weights" / "last.pt")]
-        if run.learned
-        else ["--cfg", options.cfg]
-    )
-    places = [
-        "--project",
-        str(folder / str(world.size)),
-        "--name",
-        run.name,
-        "--cache-dir",
-        str(folder / "cache"),
-    ]
-    words = (
-        f"--data {options.data} --img {options.img} --batch {options.batch} --epochs "
-        f"{options.steps} --workers 0"
-    )
-    switches = [*["--sync-bn"] * run.sync_bn, *["--multi-scale"] * run.multi_scale]
-    recipe = [
-        "--optimizer",
-        "SGD",
-        "--hyp",
-        "hyp.scratch-low.yaml",
-        "--noval",
-        "--nosave",
-        "--noplots",
-    ]
-    return [*words.split(), *start, *places, *switches, *recipe, "--amp", run.precision]
+    """A run's command line: one epoch of two batches for each step, which accumulates gradients."""
+    words = common_flags(options, folder)
+    words += ["--project", str(folder / str(world.size)), "--name", run.name]
+    words += ["--epochs", str(options.steps), "--amp", run.precision]
+    words += ["--optimizer", "SGD", "--hyp", "hyp.scratch-low.yaml"]
+
+    if run.learned:
+        words += ["--weights", str(folder / "learned" / "weights" / "last.pt")]
+    else:
+        words += ["--cfg", options.cfg]
+    if run.sync_bn:
+        words.append("--sync-bn")
+    if run.multi_scale:
+        words.append("--multi-scale")
+    return words
 
 
 def learn(options: argparse.Namespace, folder: Path) -> None:
     """Train the weights that the runs start from."""
-    words = (
-        f"--data {options.data} --cfg {options.cfg} --img {options.img} --batch "
-        f"{options.batch} --workers 0"
-    )
-    more = f"--epochs {options.learn} --amp fp32 --noval --nosave --noplots"
-    places = ["--project", str(folder), "--name", "learned", "--cache-dir", str(folder / "cache")]
-    train.main(
-        train.parse_args([*words.split(), *more.split(), *places])[0], World(torch.device("cpu"))
-    )
+    words = common_flags(options, folder)
+    words += ["--project", str(folder), "--name", "learned", "--cfg", options.cfg]
+    words += ["--epochs", str(options.learn), "--amp", "fp32"]
+    cfg, _ = train.parse_args(words)
+    train.main(cfg, World(torch.device("cpu")))
+
+
+def common_flags(options: argparse.Namespace, folder: Path) -> list[str]:
+    """The flags of every run."""
+    words = ["--data", options.data, "--cache-dir", str(folder / "cache"), "--workers", "0"]
+    words += ["--img", str(options.img), "--batch", str(options.batch)]
+    return [*words, "--noval", "--nosave", "--noplots"]
 
 
 # ---------------------------------------------------------------------- launches and the report
 
 
 def launch(processes: int, options: argparse.Namespace, folder: Path) -> None:
-    """Do the runs in so many processes. Raises SystemExit if a process fails; it has printed
-    why.
-    """
+    """Do the runs in so many processes. Raises SystemExit if one fails; it has printed why."""
     launcher = [*TORCHRUN, "--standalone", "--nproc_per_node", str(processes)]
-    given = [
-        f"--{name}={getattr(options, name)}" for name in ("cfg", "data", "img", "batch", "steps")
-    ]
+    names = ("cfg", "data", "img", "batch", "steps")
+    given = [f"--{name}={getattr(options, name)}" for name in names]
     command = [*launcher, __file__, *given, "--measure", str(folder)]
-    finished = subprocess.run(
-        command, check=False, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, check=False, stdout=sys.stderr, env=environment)
     if finished.returncode:
         raise SystemExit(finished.returncode)
 
@@ -234,24 +216,25 @@ def difference(first: State, second: State) -> float:
     Raises ValueError if a value is not finite.
     """
     found = [0.0]
-    for key, value in first.items():
-        gap = (value.double() - second[key].double()).norm()
-        found.append((gap / value.double().norm()).item() if gap else 0.0)
+    for name, value in first.items():
+        gap = (value.double() - second[name].double()).norm()
+        if gap:  # a tensor that is 0 in both has no relative difference
+            found.append((gap / value.double().norm()).item())
     if not all(map(math.isfinite, found)):
         raise ValueError("the weights of a run became nan or infinite: nothing can be compared")
     return max(found)
 
 
 def differences(first: dict[str, State], second: dict[str, State]) -> list[str]:
-    """The differences of the weights, of their average, and of BatchNorm's running statistics, as
-    text.
-    """
-    weights, statistics = (
-        {k: v for k, v in first["model"].items() if ("running" in k) is running}
-        for running in (False, True)
-    )
-    found = difference(weights, second["model"]), difference(first["ema"], second["ema"])
-    return [f"{value:.1e}" for value in (*found, difference(statistics, second["model"]))]
+    """The differences of weights, their average, and BatchNorm's running statistics, as text."""
+    weights = {name: value for name, value in first["model"].items() if "running" not in name}
+    statistics = {name: value for name, value in first["model"].items() if "running" in name}
+    found = [
+        difference(weights, second["model"]),
+        difference(first["ema"], second["ema"]),
+        difference(statistics, second["model"]),
+    ]
+    return [f"{value:.1e}" for value in found]
 
 
 def report(options: argparse.Namespace, folder: Path) -> str:
@@ -259,91 +242,60 @@ def report(options: argparse.Namespace, folder: Path) -> str:
         return torch.load(folder / f"{processes}-{run.name}.pt", weights_only=True)
 
     def ends(processes: int, run: Run, against: Run) -> list[str]:
-        return differences(
-            record_of(1, against)[options.steps], record_of(processes, run)[options.steps]
-        )
+        expected = record_of(1, against)[options.steps]
+        return differences(expected, record_of(processes, run)[options.steps])
 
     many = [number for number in sorted(set(options.processes)) if number > 1]
-    columns = [
-        "processes",
-        "precision",
-        "compared with one process in",
-        "weights",
-        "average",
-        "statistics",
-    ]
-    proof = [
-        [number, run.precision, run.precision, *ends(number, run, run)]
-        for run in PROOF.values()
-        for number in many
-    ]
-    proof += [
-        [NUDGED, run.precision, run.precision, *ends(1, replace(run, nudged=True), run)]
-        for run in PROOF.values()
-    ]
-    proof += [
-        [number, "fp32", "fp64", *ends(number, PROOF["fp32"], PROOF["fp64"])]
-        for number in (1, *many)
-    ]
+    compared = ["weights", "average", "statistics"]
+    columns = ["processes", "precision", "compared with one process in", *compared]
+
+    proof: list[list[object]] = []
+    for precision, run in PROOF.items():
+        proof += [[number, precision, precision, *ends(number, run, run)] for number in many]
+    for precision, run in PROOF.items():
+        nudged = replace(run, nudged=True)
+        proof.append([NUDGED, precision, precision, *ends(1, nudged, run)])
+    for number in (1, *many):
+        proof.append([number, "fp32", "fp64", *ends(number, PROOF["fp32"], PROOF["fp64"])])
     parts = [head(options), f"After {options.steps} optimizer steps:\n\n" + table(columns, proof)]
+
     if 2 in many:
         broken = [["none, with --multi-scale", *ends(2, MULTI_SCALE, MULTI_SCALE)]]
-        broken += [
-            [run.fault or "plain BatchNorm", *ends(2, run, right)] for run, right in BROKEN.items()
-        ]
-        parts.append(
-            "Two processes with a fault, float64:\n\n" + table(["fault", *columns[3:]], broken)
-        )
+        for run, right in BROKEN.items():
+            broken.append([run.fault or "plain BatchNorm", *ends(2, run, right)])
+        faults = table(["fault", *compared], broken)
+        parts.append(f"Two processes with a fault, float64:\n\n{faults}")
         parts.append(chaos(options, record_of))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def chaos(options: argparse.Namespace, record_of: Callable[[int, Run], Record]) -> str:
-    steps = (*(step for step in SHOWN_STEPS if step < options.steps), options.steps)
+    """How the differences grow from random weights, as a table."""
+    shown = [step for step in SHOWN_STEPS if step < options.steps]
+    steps = [*shown, options.steps]
+
     rows = []
     for precision, run in RANDOM.items():
         one = record_of(1, run)
-        for name, other in (
-            ("2", record_of(2, run)),
-            (NUDGED, record_of(1, replace(run, nudged=True))),
-        ):
+        others = {"2": record_of(2, run), NUDGED: record_of(1, replace(run, nudged=True))}
+        for name, other in others.items():
             gaps = [difference(one[step]["model"], other[step]["model"]) for step in steps]
             rows.append([name, precision, *(f"{gap:.1e}" for gap in gaps)])
+
+    what = "From random weights, all tensors compared with one process, by number of steps:"
     columns = ["processes", "precision", *map(str, steps)]
-    return (
-        "From random weights, all tensors compared with one process, by number of steps:\n\n"
-        + table(columns, rows)
-    )
+    return f"{what}\n\n{table(columns, rows)}"
 
 
 def head(options: argparse.Namespace) -> str:
+    model = f"{Path(options.cfg).stem}, {options.img} px"
+    machine = f"{os.cpu_count()} cores {processor()}"
     return (
-        f"# Equivalence of N processes: {Path(options.cfg).stem}, {options.img} px; "
-        f"{os.cpu_count()} cores "
-        f"{processor()}, {date.today()}\n\n"
+        f"# Equivalence of N processes: {model}; {machine}, {date.today()}\n\n"
         f"Global batch {options.batch}, two batches per epoch, SGD, hyp.scratch-low.yaml, "
-        "gradients accumulated as in "
-        f"any run; starting weights trained for {options.learn} epochs with AdamW. torch "
-        f"{torch.__version__}, "
-        f"Python {platform.python_version()}."
+        "gradients accumulated as in any run; starting weights trained for "
+        f"{options.learn} epochs with AdamW. {versions()}."
     )
-
-
-def processor() -> str:
-    """The processor's name, or the machine type if the name is unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -355,17 +307,11 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--batch", type=int, default=16, help="images per batch, over all processes")
     add("--steps", type=int, default=20, help="optimizer steps")
     add("--learn", type=int, default=60, help="epochs that the starting weights are trained for")
-    add(
-        "--processes",
-        type=int,
-        nargs="+",
-        default=[1, 2, 4],
-        help="numbers of processes to compare with one process",
-    )
+    about_processes = "numbers of processes to compare with one process"
+    add("--processes", type=int, nargs="+", default=[1, 2, 4], help=about_processes)
     add("--out", type=Path, default=ROOT / "runs" / "equivalence.md", help="file for the report")
-    add(
-        "--measure", type=Path, help=argparse.SUPPRESS
-    )  # set by this script: the folder for a launch's results
+    # Set by this script: the folder for a launch's results.
+    add("--measure", type=Path, help=argparse.SUPPRESS)
     return parser.read(arguments)
 
 
@@ -374,20 +320,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.measure:
         run_here(options, options.measure)
         return
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if not options.data:
-            root = generate(
-                folder / "shapes", train=2 * options.batch, val=8, size=max(options.img, 64)
-            )
+            size = max(options.img, 64)
+            root = generate(folder / "shapes", train=2 * options.batch, val=8, size=size)
             options.data = str(root / "shapes.yaml")
+
         learn(options, folder)
         for number in sorted({1, *options.processes}):
             launch(number, options, folder)
         text = report(options, folder)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, text)
-    print(text)
+    file_report([text], options.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,22 @@
-"""Output of a benchmark's report."""
+"""What the reports of benchmarks share: their flags, tables, and the machine in words."""
 
-from collections.abc import Sequence
+import argparse
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from utils.files.writers import write_text
+
+
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --about and --out."""
+    machine = f"{os.cpu_count()} cores {platform.machine()}"
+    parser.add_argument("--about", default=machine, help="the hardware, as text for the report")
+    parser.add_argument("--out", type=Path, help="file for the report")
 
 
 def file_report(lines: Sequence[str], out: Path | None) -> None:
@@ -13,3 +26,33 @@ def file_report(lines: Sequence[str], out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, f"{text}\n")
     print(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(["N", "ms"], [[1, 2.5]]))
+    | N | ms |
+    | --- | --- |
+    | 1 | 2.5 |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(table_row(line) for line in lines)
+
+
+def table_row(cells: Sequence[object]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def versions() -> str:
+    return f"torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def processor() -> str:
+    """The processor's name, or the machine type if the name is unknown."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,5 +1,4 @@
-r"""Detection from files to boxes: milliseconds per image of detect.py and of other projects'
-programs.
+r"""Detection from files to boxes: milliseconds per image of detect.py and of other programs.
 
 Claim: with yolov5n at 640 and 320 px on two CPU cores, detect.py takes 0.54 of the time per image
 of YOLOv5's detect.py in float32, and 0.42 to 0.46 with --half (benchmarks/results/).
@@ -18,9 +17,7 @@ that of all threads; unlike wall time it hardly depends on other load.
 
 import argparse
 import os
-import platform
 import resource
-import shlex
 import sys
 import tempfile
 from datetime import date
@@ -30,10 +27,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch
-
-from benchmarks.end_to_end import run
-from benchmarks.report import file_report
+from benchmarks.end_to_end import Contender, add_contender_flags, command_lines, read_contenders
+from benchmarks.report import file_report, table_row, versions
 from data.images import find_images
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,21 +39,6 @@ class Cost(NamedTuple):
     cpu_ms: float
 
 
-class Contender(NamedTuple):
-    name: str
-    command: str  # with the placeholders {source} and {out}
-
-    def run(self, source: Path) -> Cost:
-        """Return the wall and CPU time of the command on a folder of images."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with tempfile.TemporaryDirectory() as folder:
-            values = {"source": source, "out": Path(folder, "out")}
-            done = run([word.format(**values) for word in shlex.split(self.command)], Path(folder))
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Cost(1000 * done.seconds, 1000 * cpu_s)
-
-
 class Figures(NamedTuple):
     """The measurements of one contender, one value per round."""
 
@@ -67,53 +47,65 @@ class Figures(NamedTuple):
     start_s: list[float]
 
 
+def cost_of(contender: Contender, source: Path) -> Cost:
+    """The wall and CPU time of a contender's command on a folder of images."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = contender.run(source=source)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    user_s = after.ru_utime - before.ru_utime
+    system_s = after.ru_stime - before.ru_stime
+    return Cost(1000 * done.seconds, 1000 * (user_s + system_s))
+
+
 def measure(
     contenders: list[Contender], folders: tuple[Path, Path], counts: tuple[int, int], rounds: int
 ) -> list[Figures]:
+    """Run all contenders in turns. folders: with few and with many images. counts: of images."""
     few, many = counts
     figures = [Figures([], [], []) for _ in contenders]
     for number in range(rounds):
         for contender, measured in zip(contenders, figures, strict=True):
-            short, long = (contender.run(folder) for folder in folders)
-            wall, cpu = ((b - a) / (many - few) for a, b in zip(short, long, strict=True))
+            short = cost_of(contender, folders[0])
+            long = cost_of(contender, folders[1])
+
+            wall = (long.wall_ms - short.wall_ms) / (many - few)
+            cpu = (long.cpu_ms - short.cpu_ms) / (many - few)
             measured.wall_ms.append(wall)
             measured.cpu_ms.append(cpu)
             measured.start_s.append((short.wall_ms - few * wall) / 1000)
-            print(
-                f"round {number + 1}, {contender.name}: {wall:.1f} ms, {cpu:.1f} ms CPU per image",
-                flush=True,
-            )
+
+            shown = f"{wall:.1f} ms, {cpu:.1f} ms CPU per image"
+            print(f"round {number + 1}, {contender.name}: {shown}", flush=True)
     return figures
 
 
 def report(contenders: list[Contender], figures: list[Figures], about: str) -> list[str]:
-    base = median(figures[-1].wall_ms)
+    rounds = len(figures[0].wall_ms)
     lines = [
         f"# Detection from files to boxes; {about}, {date.today()}",
         "",
-        f"Medians (minimum to maximum) of {len(figures[0].wall_ms)} rounds in turns. Ratio: the "
-        "time of "
+        f"Medians (minimum to maximum) of {rounds} rounds in turns. Ratio: the time of "
         f"{contenders[-1].name}, divided by this one. Start: the rest of a run. Load average: "
         f"{os.getloadavg()[0]:.1f}.",
         "",
         "| | ms per image | ratio | CPU ms per image | start, s |",
         "| --- | --- | --- | --- | --- |",
     ]
+    base = median(figures[-1].wall_ms)
     for contender, (wall, cpu, start) in zip(contenders, figures, strict=True):
         time = f"{median(wall):.1f} ({min(wall):.1f} to {max(wall):.1f})"
-        ratio = base / median(wall)
-        lines.append(
-            f"| {contender.name} | {time} | {ratio:.2f} | {median(cpu):.1f} | {median(start):.1f} |"
-        )
-    commands = [
-        c.command.replace(sys.executable, "python").replace(f"{ROOT}/", "") for c in contenders
-    ]
-    return [
-        *lines,
-        "",
-        *(f"    {c.name}: {text}" for c, text in zip(contenders, commands, strict=True)),
-        "",
-    ]
+        cells = [contender.name, time, f"{base / median(wall):.2f}"]
+        cells += [f"{median(cpu):.1f}", f"{median(start):.1f}"]
+        lines.append(table_row(cells))
+    return [*lines, "", *command_lines(contenders), ""]
+
+
+def link_images(images: list[Path], folder: Path) -> None:
+    """Make a folder with a link to each of the images, which may occur several times."""
+    folder.mkdir()
+    for number, path in enumerate(images):
+        (folder / f"{number:05d}{path.suffix}").symlink_to(path)
 
 
 def main() -> None:
@@ -124,54 +116,26 @@ def main() -> None:
     add("--images", type=Path, required=True, help="folder of images")
     add("--few", type=int, default=8, help="images of the short run; the long one detects in all")
     add("--repeat", type=int, default=1, help="times that each image occurs in the long run")
-    add("--rounds", type=int, default=3)
-    add(
-        "--ours",
-        action="append",
-        default=[],
-        metavar="NAME=FLAGS",
-        help="run detect.py with these flags",
-    )
-    add(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=COMMAND",
-        help="another project; ratios are to the last",
-    )
-    add(
-        "--about",
-        default=f"{os.cpu_count()} cores {platform.machine()}",
-        help="the hardware, as text for the report",
-    )
-    add("--out", type=Path, help="file for the report")
+    add_contender_flags(parser, "detect.py")
     options = parser.parse_args()
 
-    images = [Path(path) for path in find_images(options.images.resolve()).images]
-    ours = (
-        f"{sys.executable} {ROOT}/detect.py --source {{source}} --device cpu --project "
-        f"{{out}} --nosave --save-txt"
+    command = (
+        f"{sys.executable} {ROOT}/detect.py --source {{source}} --device cpu --project {{out}} "
+        "--nosave --save-txt"
     )
-    contenders = [
-        Contender(name, f"{ours} {flags}")
-        for name, _, flags in (t.partition("=") for t in options.ours)
-    ]
-    contenders += [
-        Contender(name, command) for name, _, command in (t.partition("=") for t in options.peer)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        few, many = Path(folder, "few"), Path(folder, "many")
-        for target, chosen, times in (
-            (few, images[: options.few], 1),
-            (many, images, options.repeat),
-        ):
-            target.mkdir()
-            for number, path in enumerate(chosen * times):
-                (target / f"{number:05d}{path.suffix}").symlink_to(path)
-        counts = len(images[: options.few]), len(images) * options.repeat
-        figures = measure(contenders, (few, many), counts, options.rounds)
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    about = f"{counts[1]} images; {options.about}; {versions}"
+    contenders = read_contenders(options.ours, options.peer, command)
+
+    images = [Path(path) for path in find_images(options.images.resolve()).images]
+    few = images[: options.few]
+    many = images * options.repeat
+    counts = len(few), len(many)
+    with tempfile.TemporaryDirectory() as name:
+        folders = Path(name, "few"), Path(name, "many")
+        link_images(few, folders[0])
+        link_images(many, folders[1])
+        figures = measure(contenders, folders, counts, options.rounds)
+
+    about = f"{len(many)} images; {options.about}; {versions()}"
     file_report(report(contenders, figures, about), options.out)
 
 
