@@ -1,5 +1,4 @@
-r"""Scaling from one process to N: the speedup, and where the rest of the time goes (shared machine,
-exchange, data).
+r"""Scaling from one process to N: the speedup, and where the rest of the time goes.
 
 Claim: the exchange (all-reduce) of K bytes of gradients takes little time, of the order of the ring
 model's 2(N-1)/N * K/w, where w is the bandwidth of an all-reduce alone. What else N processes on
@@ -36,6 +35,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -54,6 +54,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from benchmarks.report import file_report
 from benchmarks.scaling_report import GROUP, SMALL_MESSAGE, Measured, report, ring_bytes
 from benchmarks.timed_steps import (
     NUM_CLASSES,
@@ -75,7 +76,7 @@ from utils.distributed.launch import Launch
 from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World
-from utils.files.writers import write_json, write_text
+from utils.files.writers import write_json
 from utils.flags import FlagParser
 from utils.images.letterbox import round_up_to_stride
 from utils.terminal import run_and_exit
@@ -113,10 +114,15 @@ class Ledger:
 
     def enter(self, sender: str, collective: str, payload: Tensor) -> None:
         """Count a collective that the module `sender` calls."""
-        size, copies = payload.nbytes, {"all_reduce": ring_bytes(self.size, 1), "broadcast": 1}
-        row = self.pages[-1].setdefault(SENDERS.get(sender, sender), [0, 0, 0.0])
-        for i, amount in enumerate((1, size, size * copies.get(collective, self.size - 1))):
-            row[i] += amount
+        # How often the payload is sent; all_gather and the like send it to each other process.
+        copies = {"all_reduce": ring_bytes(self.size, 1), "broadcast": 1}
+        sent = payload.nbytes * copies.get(collective, self.size - 1)
+
+        what = SENDERS.get(sender, sender)
+        row = self.pages[-1].setdefault(what, [0, 0, 0.0])
+        row[0] += 1
+        row[1] += payload.nbytes
+        row[2] += sent
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -132,7 +138,8 @@ class Ledger:
 
     def _entered(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def collective(*arguments: Any, **keywords: Any) -> Any:
-            self.enter(sys._getframe(1).f_globals["__name__"], name, arguments[SENT[name]])
+            caller = sys._getframe(1).f_globals["__name__"]
+            self.enter(caller, name, arguments[SENT[name]])
             return original(*arguments, **keywords)
 
         return collective
@@ -152,14 +159,17 @@ def measure(setting: Setting, world: World, labels: Labels) -> Measured:
         gradient_bytes=sum(p.numel() for p in model.parameters()) * weight,
         step=step_seconds(setting, world),
     )
+
     if world.size > 1:
-        found.shared_out = step_seconds(replace(setting, batch=setting.batch // world.size), world)
+        part = replace(setting, batch=setting.batch // world.size)
+        found.shared_out = step_seconds(part, world)
         found.silent = step_seconds(setting, world, exchanging=False)
         found.every_batch = step_seconds(setting, world, group=GROUP, change=exchange_always)
         found.last_batch = step_seconds(setting, world, group=GROUP)
         found.moved = count_step(setting, world)
         sizes = (SMALL_MESSAGE, found.gradient_bytes, 4 * found.gradient_bytes)
         found.alone = [(size, all_reduce_seconds(size, setting, world)) for size in sizes]
+
     found.fed, found.waiting, found.workers = feed(setting, world, labels)
     return found
 
@@ -172,18 +182,24 @@ def step_seconds(
     group: int = 1,
     change: Callable[[Any], None] | None = None,
 ) -> list[float]:
-    """Seconds of each optimizer step on one batch that is on the device. group: batches per
-    optimizer step.
+    """Seconds of each optimizer step on one batch that is on the device.
 
-    exchanging: whether the processes train one model together, or each its own. change: is called
-    with the replica.
+    Args:
+        setting: of the pass.
+        world: all processes.
+        exchanging: whether they train one model together, or each its own.
+        group: batches per optimizer step.
+        change: is called with the replica.
     """
-    steps, warmup = max(setting.steps // group, 3), -(-setting.warmup // group)
+    steps = max(setting.steps // group, 3)
+    warmup = math.ceil(setting.warmup / group)
     own_world = world if exchanging else World(world.device)
     batches = fixed_batches(setting, own_world, group * (steps + warmup), seed=world.rank)
     world.all_gather_object(None)  # so that all processes begin together
     train_through(batches, setting, own_world, group=group, change=change)
-    return slowest(by_group(batches.seconds(group * warmup), group), world)
+
+    seconds = by_group(batches.seconds(group * warmup), group)
+    return slowest(seconds, world)
 
 
 def by_group(seconds: Sequence[float], group: int) -> list[float]:
@@ -192,31 +208,33 @@ def by_group(seconds: Sequence[float], group: int) -> list[float]:
     >>> by_group([1.0, 2.0, 3.0, 4.0], 2)
     [3.0, 7.0]
     """
-    return [sum(seconds[i : i + group]) for i in range(0, len(seconds), group)]
+    starts = range(0, len(seconds), group)
+    return [sum(seconds[start : start + group]) for start in starts]
 
 
 def slowest(seconds: list[float], world: World) -> list[float]:
     """For each step the longest time of all processes."""
-    return [max(step) for step in zip(*world.all_gather_object(seconds), strict=True)]
+    by_process = world.all_gather_object(seconds)
+    return [max(step) for step in zip(*by_process, strict=True)]
 
 
 def count_step(setting: Setting, world: World) -> dict[str, list[float]]:
     """What this process sends in a step: {what: [calls, bytes, bytes sent in a ring]}."""
     ledger = Ledger(world.size)
+    batches = fixed_batches(setting, world, 4, seed=world.rank)
+
+    def exchange_in_hook(replica: Any) -> None:
+        replica.wrapped.register_comm_hook(None, allreduce_hook)
+
     with ledger.open():
-        train_through(
-            fixed_batches(setting, world, 4, seed=world.rank),
-            setting,
-            world,
-            change=lambda replica: replica.wrapped.register_comm_hook(None, allreduce_hook),
-            watch=ledger.turn,
-        )
+        train_through(batches, setting, world, change=exchange_in_hook, watch=ledger.turn)
     return ledger.pages[-2]  # the last one also holds the collectives at the end of the epoch
 
 
 def all_reduce_seconds(payload: int, setting: Setting, world: World) -> list[float]:
     """Seconds of all-reduces of `payload` bytes, one after the other."""
-    values, seconds = torch.empty(payload // 4, device=world.device), []
+    values = torch.empty(payload // 4, device=world.device)
+    seconds = []
     for _ in range(setting.warmup + setting.steps):
         values.uniform_()  # repeated sums would not stay finite
         wait_for(world.device)
@@ -224,53 +242,49 @@ def all_reduce_seconds(payload: int, setting: Setting, world: World) -> list[flo
         dist.all_reduce(values)
         wait_for(world.device)
         seconds.append(time.perf_counter() - started)
+
+    # The process that comes last does not wait.
     by_process = world.all_gather_object(seconds[setting.warmup :])
-    return [
-        min(times) for times in zip(*by_process, strict=True)
-    ]  # the process that comes last does not wait
+    return [min(times) for times in zip(*by_process, strict=True)]
 
 
 def feed(setting: Setting, world: World, labels: Labels) -> tuple[list[float], float, int]:
-    """Seconds of each step on batches from the loader, the largest share of time waiting, and
-    workers per process.
-    """
-    total, count = setting.batch * world.size, setting.warmup + setting.steps
-    hyp, workers = (
-        Hyp(),
-        loader_workers(setting.workers, setting.batch, world.device, world.local_size),
-    )
+    """Step times on batches from the loader, the largest share of waiting, workers per process."""
+    total = setting.batch * world.size
+    count = setting.warmup + setting.steps
+    indices = np.arange(total * count) % len(labels)
+    workers = loader_workers(setting.workers, setting.batch, world.device, world.local_size)
+    hyp = Hyp()
+    gains = {each.name: getattr(hyp, each.name) for each in fields(Augmentation)}
     loader = build_train_loader(
-        labels.subset(np.arange(total * count) % len(labels)),
+        labels.subset(indices),
         batch_size=total,
         image_size=setting.img,
         stride=1,  # used with --rect only
-        augmentation=Augmentation(
-            **{each.name: getattr(hyp, each.name) for each in fields(Augmentation)}
-        ),
+        augmentation=Augmentation(**gains),
         seed=0,
         workers=workers,
         device=world.device,
         rank=world.rank,
         size=world.size,
     )
+
     batches = Clocked(loader, loader.sampler, world.device)
-    world.all_gather_object(None)
+    world.all_gather_object(None)  # so that all processes begin together
     train_through(batches, setting, world)
+
     waiting = max(world.all_gather_object(batches.waiting(setting.warmup)))
     return slowest(batches.seconds(setting.warmup), world), waiting, workers
 
 
 def measure_here(setting: Setting, device: str, folder: Path) -> None:
-    """Measure in this process as part of its launch; rank 0 writes the results to a file in
-    `folder`.
-    """
+    """Measure as one process of a launch; rank 0 writes the results to a file in `folder`."""
     with distributed_session() as connect:
         world = connect(Launch(device=device))
         with world.local_main_first():
             spec = open_data(str(folder / "shapes" / "shapes.yaml"))
-            labels, _ = read_split(
-                spec, "train", single=False, cache_dir=str(folder / "cache"), progress=False
-            )
+            cache = str(folder / "cache")
+            labels, _ = read_split(spec, "train", single=False, cache_dir=cache, progress=False)
         found = measure(setting, world, labels)
         if world.is_main:
             write_json(folder / f"{world.size}.json", asdict(found))
@@ -284,11 +298,11 @@ def launch(
     devices = ",".join(device.split(",")[:processes])  # a single process would use all of them
     launcher = [*TORCHRUN, "--standalone", "--nproc_per_node", str(processes)]
     command = [*launcher, __file__, *arguments, "--device", devices, "--measure", str(folder)]
-    finished = subprocess.run(
-        command, check=False, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    finished = subprocess.run(command, check=False, env=environment)
     if finished.returncode:
         raise SystemExit(finished.returncode)
+
     values = json.loads((folder / f"{processes}.json").read_text())
     values["alone"] = [(size, seconds) for size, seconds in values["alone"]]
     return Measured(**values)
@@ -296,23 +310,15 @@ def launch(
 
 def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser = FlagParser(__doc__)
-    add, default = parser.add_argument, Setting()
+    add = parser.add_argument
+    default = Setting()
+    about_processes = "numbers of processes; 1 is the baseline"
+    about_batch = "b: images per process; for strong scaling, images in total"
     add("--device", default="cpu", help="cpu, or GPUs (0,1,2,3), one for each process")
-    add(
-        "--processes",
-        type=int,
-        nargs="+",
-        default=[1, 2],
-        help="numbers of processes; 1 is the baseline",
-    )
+    add("--processes", type=int, nargs="+", default=[1, 2], help=about_processes)
     add("--cfg", default=default.cfg)
     add("--img", type=int, default=default.img, help="image side in pixels")
-    add(
-        "--batch",
-        type=int,
-        default=default.batch,
-        help="b: images per process; for strong scaling, images in total",
-    )
+    add("--batch", type=int, default=default.batch, help=about_batch)
     add("--steps", type=int, default=default.steps, help="timed steps per pass")
     add("--warmup", type=int, default=default.warmup, help="warm-up steps per pass")
     add("--amp", default=default.amp, help="auto, fp32, bf16 or fp16")
@@ -321,9 +327,8 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     add("--boxes", type=int, default=default.boxes, help="boxes per synthetic image")
     add("--optimizer", default=default.optimizer, help="SGD, Adam, AdamW or Muon")
     add("--out", type=Path, default=ROOT / "runs" / "scaling.md", help="file for the report")
-    add(
-        "--measure", type=Path, help=argparse.SUPPRESS
-    )  # set by this script: the folder for a launch's results
+    # Set by this script: the folder for a launch's results.
+    add("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.read(arguments)
     check(options.processes, options.batch)
     return options
@@ -336,9 +341,8 @@ def check(processes: Sequence[int], batch: int) -> None:
         raise ValueError(f"--processes {given}: the smallest must be 1, the baseline of the others")
     for number in processes:
         if batch < 1 or batch % number:
-            raise ValueError(
-                f"--batch {batch}: must be a positive multiple of {number} (--processes)"
-            )
+            allowed = f"a positive multiple of {number} (--processes)"
+            raise ValueError(f"--batch {batch}: must be {allowed}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -348,15 +352,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.measure:
         measure_here(setting, options.device, options.measure)
         return
+
     numbers = sorted(set(options.processes))
     threads = max((os.cpu_count() or 1) // numbers[-1], 1)
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder) / "shapes", train=DRAWN_IMAGES, val=1, size=max(setting.img, 64))
-        found = [launch(number, options.device, threads, Path(folder), words) for number in numbers]
-    text = report(found, setting)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, text)
-    print(text)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        generate(folder / "shapes", train=DRAWN_IMAGES, val=1, size=max(setting.img, 64))
+        found = [launch(number, options.device, threads, folder, words) for number in numbers]
+    file_report([report(found, setting)], options.out)
 
 
 if __name__ == "__main__":

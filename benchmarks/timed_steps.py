@@ -1,15 +1,13 @@
-"""Timed training steps: train.py's `train_one_epoch` on batches that record when each step
-begins.
-"""
+"""Timed training steps: train.py's `train_one_epoch` on batches that record when each begins."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,13 +37,11 @@ LEARNING_RATE = 1e-3  # small enough that the loss stays finite on one batch rep
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of the measurement, the same for every number of processes. batch: images per
-    process (b).
-    """
+    """The settings of the measurement, the same for every number of processes."""
 
     cfg: str = "yolov5n.yaml"
     img: int = 320
-    batch: int = 8
+    batch: int = 8  # images per process (b)
     steps: int = 20
     warmup: int = 3
     amp: str = "auto"
@@ -55,19 +51,24 @@ class Setting:
     optimizer: str = "SGD"
 
 
+class Mark(NamedTuple):
+    """The beginning of a step."""
+
+    seconds: float  # on the host
+    waited: float  # seconds of them, for batches
+    event: Any  # of the device; None on a CPU
+
+
 class Clocked(Iterable[Batch]):
-    """Batches for train_one_epoch that record when each step begins and the time spent waiting for
-    batches.
-    """
+    """Batches for train_one_epoch that record when each step begins, and the waits for batches."""
 
     def __init__(
         self, batches: Iterable[Batch], sampler: TrainSampler, device: torch.device
     ) -> None:
-        self.sampler, self.device = sampler, device
+        self.sampler = sampler
+        self.device = device
         self.progress = Progress(batches, total=len(sampler), title="", active=False)
-        self.marks: list[
-            tuple[float, float, Any]
-        ] = []  # seconds and seconds waited on the host, event of the device
+        self.marks: list[Mark] = []  # one more than steps
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -83,48 +84,54 @@ class Clocked(Iterable[Batch]):
         if self.device.type != "cpu":
             event = torch.Event(device=self.device, enable_timing=True)
             event.record()
-        self.marks.append((self.progress.seconds, self.progress.waited, event))
+        self.marks.append(Mark(self.progress.seconds, self.progress.waited, event))
 
     def seconds(self, first: int) -> list[float]:
         """Seconds of each step from step `first` on, including the wait for the next batch."""
         wait_for(self.device)
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))[first:]
+        steps = list(pairwise(self.marks))[first:]
         if self.device.type == "cpu":
-            return [end[0] - begin[0] for begin, end in pairs]
-        return [begin[2].elapsed_time(end[2]) / 1000 for begin, end in pairs]
+            return [end.seconds - begin.seconds for begin, end in steps]
+        return [begin.event.elapsed_time(end.event) / 1000 for begin, end in steps]
 
     def waiting(self, first: int) -> float:
         """The share of the host's time from step `first` on that was spent waiting for batches."""
-        begin, end = self.marks[first], self.marks[-1]
-        return (end[1] - begin[1]) / (end[0] - begin[0])
+        begin = self.marks[first]
+        end = self.marks[-1]
+        return (end.waited - begin.waited) / (end.seconds - begin.seconds)
 
 
 def fixed_batches(setting: Setting, world: World, count: int, seed: int) -> Clocked:
     """The same synthetic batch `count` times."""
-    return repeated(made_up_batch(setting, seed, world.device), setting, world, count)
+    batch = made_up_batch(setting, seed, world.device)
+    return repeated(batch, setting, world, count)
 
 
 def repeated(batch: Batch, setting: Setting, world: World, count: int) -> Clocked:
     """A batch of `setting.batch` images `count` times."""
-    images = np.ones(count * setting.batch * world.size)
-    sampler = TrainSampler(
-        images, batch_size=setting.batch * world.size, image_size=setting.img, seed=0
-    )
+    total = setting.batch * world.size
+    images = np.ones(count * total)
+    sampler = TrainSampler(images, batch_size=total, image_size=setting.img, seed=0)
     return Clocked(repeat(batch, count), sampler, world.device)
 
 
 def made_up_batch(setting: Setting, seed: int, device: torch.device) -> Batch:
     """A batch of noise, with boxes whose sides are an eighth to half of the image side."""
     random = torch.Generator().manual_seed(seed)
-    side, count = setting.img, setting.batch * setting.boxes
+    side = setting.img
     images = torch.randint(256, (setting.batch, side, side, 3), dtype=torch.uint8, generator=random)
+
+    # [boxes, 6]: image, class, x1, y1, x2, y2
+    count = setting.batch * setting.boxes
     owner = torch.arange(setting.batch).repeat_interleave(setting.boxes)[:, None]
     class_ids = torch.randint(NUM_CLASSES, (count, 1), generator=random)
     sizes = side * (0.125 + 0.375 * torch.rand(count, 2, generator=random))
     corners = torch.rand(count, 2, generator=random) * (side - sizes)
     targets = torch.cat([owner, class_ids, corners, corners + sizes], 1)
+
+    indices = torch.arange(setting.batch)
     no_placement = torch.full((setting.batch, 4), torch.nan, dtype=torch.float64)
-    return Batch(images.to(device), targets.to(device), torch.arange(setting.batch), no_placement)
+    return Batch(images.to(device), targets.to(device), indices, no_placement)
 
 
 def train_through(
@@ -137,11 +144,19 @@ def train_through(
     watch: Callable[[int], None] | None = None,
     compiled: str = "off",
 ) -> None:
-    """Train a new model on `batches` as train.py does. compiled: torch.compile's mode, or off.
+    """Train a new model on `batches` as train.py does.
 
-    change: is called with the replica before training. watch: is called with the number of each
-    batch. Raises ValueError if the losses do not stay finite, because then the times are not those
-    of training.
+    Args:
+        batches: the batches, whose marks are the result.
+        setting: of the model and the optimizer.
+        world: the processes that train together.
+        group: batches per optimizer step.
+        change: is called with the replica before training.
+        watch: is called with the number of each batch.
+        compiled: torch.compile's mode, or off.
+
+    Raises ValueError if the losses do not stay finite, because then the times are not those of
+    training.
     """
     torch.manual_seed(0)
     model = build_model(setting.cfg, NUM_CLASSES)
@@ -168,16 +183,16 @@ def train_through(
         say=print,
     )
     state.batch = GlobalBatch(setting.batch * world.size, world.size)
+
     if change is not None:
         change(state.replica)
     if compiled != "off":
         pixels = torch.zeros(setting.batch, setting.img, setting.img, 3, dtype=torch.uint8)
-        images, forward = (
-            to_device(pixels, world.device, model.dtype),
-            state.replica.without_exchange,
-        )
+        images = to_device(pixels, world.device, model.dtype)
+        forward = state.replica.without_exchange
         print(compile_model(model, compiled, images, state.autocast, world, forward=forward))
         print(compile_loss(criterion, model, images, state.autocast, world))
+
     loader: Any = batches  # has all of a loader that train_one_epoch uses
     watched: Any = Watched(watch)
     description: Any = None  # unused, because nothing is saved
@@ -202,9 +217,7 @@ def train_through(
 
 
 class Watched:
-    """Calls a function with the number of each batch, in place of the object that plots train.py's
-    first batches.
-    """
+    """Calls a function with the number of each batch, in place of what plots the first ones."""
 
     def __init__(self, watch: Callable[[int], None] | None) -> None:
         self.watch = watch
@@ -215,7 +228,5 @@ class Watched:
 
 
 def exchange_always(replica: Any) -> None:
-    """Make a replica exchange gradients after every batch, even if an optimizer step accumulates
-    several batches.
-    """
+    """Make a replica exchange gradients after every batch, not only before an optimizer step."""
     replica.gradients = lambda last: contextlib.nullcontext()
