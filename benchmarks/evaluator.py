@@ -1,5 +1,6 @@
-"""Claim: the evaluator in utils/metrics/ gives the twelve numbers of pycocotools, up to 1e-9, at
-least 20 times faster.
+"""Whether the evaluator in utils/metrics/ agrees with pycocotools, and how fast it is.
+
+Claim: it gives the twelve numbers of pycocotools, up to 1e-9, at least 20 times faster.
 
     OMP_NUM_THREADS=1 python benchmarks/evaluator.py [--quick] [--repeats 3] [--seed 0]
 
@@ -44,47 +45,51 @@ SIDE = 640.0  # pixels
 def draw_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
     """Random boxes xywh in pixels, float64 [count, 4]; sides from 8 to 400 pixels, log-uniform."""
     sizes = np.exp(generator.uniform(np.log(8), np.log(400), (count, 2)))
-    return np.hstack([generator.uniform(0, SIDE - sizes), sizes]).round(2)
+    corners = generator.uniform(0, SIDE - sizes)
+    return np.hstack([corners, sizes]).round(2)
 
 
 def draw_truth(generator: np.random.Generator, num_images: int) -> GroundTruth:
-    """About TRUTHS_PER_IMAGE random boxes per image; areas are 50 to 100 % of the box, as in
-    segmentations.
-    """
-    image_ids = np.repeat(np.arange(num_images), generator.poisson(TRUTHS_PER_IMAGE, num_images))
+    """About TRUTHS_PER_IMAGE random boxes per image."""
+    counts = generator.poisson(TRUTHS_PER_IMAGE, num_images)
+    image_ids = np.repeat(np.arange(num_images), counts)
     count = len(image_ids)
     boxes = draw_boxes(generator, count)
+    # As in segmentations, a part of the box.
     areas = boxes[:, 2] * boxes[:, 3] * generator.uniform(0.5, 1.0, count)
-    return GroundTruth(
-        image_ids,
-        generator.integers(0, NUM_CLASSES, count),
-        boxes,
-        areas,
-        generator.random(count) < 0.012,
-    )
+    class_ids = generator.integers(0, NUM_CLASSES, count)
+    is_crowd = generator.random(count) < 0.012
+    return GroundTruth(image_ids, class_ids, boxes, areas, is_crowd)
 
 
 def draw_detections(
     generator: np.random.Generator, truth: GroundTruth, num_images: int
 ) -> Detections:
-    """DETECTIONS_PER_IMAGE per image; two thirds are near a ground truth of that image, if it has
-    one.
-    """
+    """DETECTIONS_PER_IMAGE per image; two thirds are near a ground truth, if the image has one."""
     image_ids = np.repeat(np.arange(num_images), DETECTIONS_PER_IMAGE)
     count = len(image_ids)
-    class_ids, boxes = generator.integers(0, NUM_CLASSES, count), draw_boxes(generator, count)
+    class_ids = generator.integers(0, NUM_CLASSES, count)
+    boxes = draw_boxes(generator, count)
+
+    # A ground truth of the same image for each detection; of no meaning where there is none.
     counts = np.bincount(truth.image_ids, minlength=num_images)
-    source = (np.cumsum(counts) - counts)[image_ids] + (
-        generator.random(count) * counts[image_ids]
-    ).astype(np.int64)
+    first = np.cumsum(counts) - counts
+    offset = (generator.random(count) * counts[image_ids]).astype(np.int64)
+    source = first[image_ids] + offset
+
+    # Two thirds are moved and resized ground truths.
     near = np.flatnonzero((generator.random(count) < 2 / 3) & (counts[image_ids] > 0))
     moved = truth.boxes_xywh[source[near]]
     shift = generator.normal(0, 0.08, moved.shape) * np.tile(moved[:, 2:], 2)
-    boxes[near] = np.hstack([moved[:, :2], np.maximum(moved[:, 2:] + shift[:, 2:], 1)]) + np.pad(
-        shift[:, :2], ((0, 0), (0, 2))
-    )
+    corners = moved[:, :2] + shift[:, :2]
+    sizes = np.maximum(moved[:, 2:] + shift[:, 2:], 1)
+    boxes[near] = np.hstack([corners, sizes])
+
+    # A tenth of them has any class.
     right = near[generator.random(len(near)) < 0.9]
     class_ids[right] = truth.class_ids[source[right]]
+
+    # Three digits, so that there are ties.
     scores = generator.beta(1, 4, count)
     scores[near] = generator.beta(2, 3, len(near))
     return Detections(image_ids, class_ids, boxes.round(2), scores.round(3))
@@ -92,6 +97,7 @@ def draw_detections(
 
 def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tuple[COCO, COCO]:
     """The same data as COCO objects of pycocotools: ground truth and detections."""
+    columns = [column.tolist() for column in vars(truth).values()]
     annotations = [
         {
             "id": row + 1,
@@ -101,16 +107,14 @@ def as_coco(truth: GroundTruth, detections: Detections, num_images: int) -> tupl
             "area": area,
             "iscrowd": int(crowd),
         }
-        for row, (image, class_id, box, area, crowd) in enumerate(
-            zip(*(column.tolist() for column in vars(truth).values()), strict=True)
-        )
+        for row, (image, class_id, box, area, crowd) in enumerate(zip(*columns, strict=True))
     ]
+    columns = [column.tolist() for column in vars(detections).values()]
     results = [
         {"image_id": image, "category_id": class_id, "bbox": box, "score": score}
-        for image, class_id, box, score in zip(
-            *(column.tolist() for column in vars(detections).values()), strict=True
-        )
+        for image, class_id, box, score in zip(*columns, strict=True)
     ]
+
     reference = COCO()
     reference.dataset = {
         "images": [{"id": image} for image in range(num_images)],
@@ -140,10 +144,10 @@ def time_ours(
     truth: GroundTruth, detections: Detections, num_images: int
 ) -> tuple[float, list[float]]:
     """CPU seconds of the evaluation, and the twelve numbers."""
+    image_ids = np.arange(num_images)
+    class_ids = np.arange(NUM_CLASSES)
     start = time.process_time()
-    result = evaluate_boxes(
-        truth, detections, image_ids=np.arange(num_images), class_ids=np.arange(NUM_CLASSES)
-    )
+    result = evaluate_boxes(truth, detections, image_ids=image_ids, class_ids=class_ids)
     return time.process_time() - start, list(result.stats.values())
 
 
@@ -160,32 +164,26 @@ def main() -> None:
     generator = np.random.default_rng(options.seed)
     truth = draw_truth(generator, num_images)
     detections = draw_detections(generator, truth, num_images)
+
     time_ours(truth, detections, num_images)  # warm up
     ours = [time_ours(truth, detections, num_images) for _ in range(options.repeats)]
     reference_seconds, reference_numbers = time_pycocotools(truth, detections, num_images)
 
     seconds = [run[0] for run in ours]
-    difference = max(abs(a - b) for a, b in zip(ours[0][1], reference_numbers, strict=True))
-    print(
-        f"Python {platform.python_version()}, numpy {np.__version__}, pycocotools "
-        f"{version('pycocotools')}, "
-        f"one thread, seed {options.seed}"
-    )
-    print(
-        f"{num_images:,} images, {len(truth.areas):,} ground truths, {len(detections.scores):,} "
-        "detections, "
-        f"{NUM_CLASSES} classes"
-    )
-    print(
-        f"AP {reference_numbers[0]:.4f}, AP50 {reference_numbers[1]:.4f}, AR100 "
-        f"{reference_numbers[8]:.4f}"
-    )
+    numbers = ours[0][1]
+    typical = statistics.median(seconds)
+    difference = max(abs(a - b) for a, b in zip(numbers, reference_numbers, strict=True))
+
+    packages = f"numpy {np.__version__}, pycocotools {version('pycocotools')}"
+    print(f"Python {platform.python_version()}, {packages}, one thread, seed {options.seed}")
+    counts = f"{len(truth.areas):,} ground truths, {len(detections.scores):,} detections"
+    print(f"{num_images:,} images, {counts}, {NUM_CLASSES} classes")
+    ap, ap50, ar100 = (reference_numbers[index] for index in (0, 1, 8))
+    print(f"AP {ap:.4f}, AP50 {ap50:.4f}, AR100 {ar100:.4f}")
     print(f"pycocotools   {reference_seconds:7.2f} CPU s (n = 1)")
-    print(
-        f"utils.metrics {statistics.median(seconds):7.2f} CPU s "
-        f"(median, n = {len(seconds)}, {min(seconds):.2f} to {max(seconds):.2f})"
-    )
-    print(f"ratio         {reference_seconds / statistics.median(seconds):7.1f}")
+    spread = f"median, n = {len(seconds)}, {min(seconds):.2f} to {max(seconds):.2f}"
+    print(f"utils.metrics {typical:7.2f} CPU s ({spread})")
+    print(f"ratio         {reference_seconds / typical:7.1f}")
     print(f"largest difference in the twelve numbers {difference:.1e}")
 
 

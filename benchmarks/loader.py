@@ -17,7 +17,6 @@ compiled; on a CPU they are only planned.
 
 import argparse
 import os
-import platform
 import sys
 import time
 from datetime import date
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cv2
 import torch
 
-from benchmarks.report import file_report
+from benchmarks.report import add_report_flags, file_report, table_row
 from data import Augmentation, Loader, build_train_loader
 from data.cache import CachedImages, DeviceImages, open_images
 from data.labels import Labels
@@ -63,25 +62,26 @@ def loaders(
         "workers": workers,
         "device": device,
     }
-    cached = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))[
-        "train"
-    ]
+    opened = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))
+    cached = opened["train"]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the decoded images do not fit into memory")
-    device_images, on_gpu = DeviceImages(cached, device), device.type == "cuda"
-    drawn = (
-        ["--cache device", "--cache device, compiled"] if on_gpu else [f"--cache device{PLANNED}"]
-    )
-    caches = {"from files": None, "--cache ram": cached, **dict.fromkeys(drawn, device_images)}
-    built = {
-        name: build_train_loader(labels, images=images, **settings)
-        for name, images in caches.items()
-    }
-    if on_gpu:
-        built[drawn[-1]].compile(print)
+
+    def built(images: CachedImages | DeviceImages | None) -> Loader[TrainSampler]:
+        return build_train_loader(labels, images=images, **settings)
+
+    found = {"from files": built(None), "--cache ram": built(cached)}
+    device_images = DeviceImages(cached, device)
+    if device.type == "cuda":
+        found["--cache device"] = built(device_images)
+        compiled = built(device_images)
+        compiled.compile(print)
+        found["--cache device, compiled"] = compiled
     else:
-        built[drawn[-1]]._draw = nothing
-    return built
+        planned = built(device_images)
+        planned._draw = nothing
+        found[f"--cache device{PLANNED}"] = planned
+    return found
 
 
 def cpu_seconds(loader: Loader[TrainSampler]) -> float:
@@ -97,15 +97,15 @@ def cpu_seconds(loader: Loader[TrainSampler]) -> float:
 def one_pass(loader: Loader[TrainSampler], epoch: int, device: torch.device) -> tuple[float, float]:
     """(images per CPU second, images per second of wall time) of an epoch."""
     loader.sampler.set_epoch(epoch)
-    cpu_start, start = (
-        cpu_seconds(loader),
-        time.perf_counter(),
-    )  # no batch of this epoch is in work yet
+    # No batch of this epoch is in work yet.
+    cpu_start = cpu_seconds(loader)
+    start = time.perf_counter()
+
     images = sum(len(batch.indices) for batch in loader)
     wait_for(device)
-    return images / max(cpu_seconds(loader) - cpu_start, 1e-9), images / (
-        time.perf_counter() - start
-    )
+    cpu_s = max(cpu_seconds(loader) - cpu_start, 1e-9)
+    wall_s = time.perf_counter() - start
+    return images / cpu_s, images / wall_s
 
 
 def measure(
@@ -122,16 +122,21 @@ def measure(
     for epoch in range(passes + 1):
         for name, loader in by_cache.items():
             found[name].append(one_pass(loader, epoch, device))
+
     lines = []
     for name, runs in found.items():
-        per_core, per_second = ([run[i] for run in runs[1:]] for i in (0, 1))
-        is_drawn = not name.endswith(PLANNED)
-        ratio = f"{median(per_core) / YOLOV5_UNCACHED:.1f}" if image_size == 640 else "-"
+        timed = runs[1:]  # the first pass warms up
+        per_core = [run[0] for run in timed]
+        per_second = [run[1] for run in timed]
+
         spread = f"{median(per_core):.0f} ({min(per_core):.0f} to {max(per_core):.0f})"
-        lines.append(
-            f"| {name} | {workers} | {spread} | {ratio} | "
-            f"{f'{median(per_second):.0f}' if is_drawn else '-'} |"
-        )
+        ratio = "-"
+        if image_size == 640:
+            ratio = f"{median(per_core) / YOLOV5_UNCACHED:.1f}"
+        by_wall_time = f"{median(per_second):.0f}"
+        if name.endswith(PLANNED):
+            by_wall_time = "-"
+        lines.append(table_row([name, workers, spread, ratio, by_wall_time]))
     return lines
 
 
@@ -143,21 +148,11 @@ def main() -> None:
     add("--data", default="shapes.yaml")
     add("--img", type=int, default=640)
     add("--batch", type=int, default=16)
-    add(
-        "--workers",
-        type=int,
-        nargs="+",
-        default=[0, 1],
-        help="DataLoader workers; 0: load in this process",
-    )
+    about_workers = "DataLoader workers; 0: load in this process"
+    add("--workers", type=int, nargs="+", default=[0, 1], help=about_workers)
     add("--device", default="cpu", help="cpu, or a GPU's number")
     add("--passes", type=int, default=5)
-    add(
-        "--about",
-        default=f"{os.cpu_count()} cores {platform.machine()}",
-        help="the hardware, as text for the report",
-    )
-    add("--out", type=Path, help="file for the report")
+    add_report_flags(parser)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -165,20 +160,19 @@ def main() -> None:
     spec = open_data(options.data)
     labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
     (device,) = pick_devices(options.device, RankInfo())
-    rows = [
-        row
-        for n in options.workers
-        for row in measure(labels, options.img, options.batch, n, options.passes, device)
-    ]
+
+    rows = []
+    for workers in options.workers:
+        rows += measure(labels, options.img, options.batch, workers, options.passes, device)
+
     where = f"{options.about}; {describe(device)}; OpenCV {cv2.__version__}"
     about = f"{options.img} px, batch {options.batch}, {len(labels)} images; {where}"
     lines = [
         f"# Loader: {about}, {date.today()}",
         "",
         f"Medians (minimum to maximum) of {options.passes} passes in turns. Ratio: to YOLOv5's "
-        f"{YOLOV5_UNCACHED:.0f} "
-        "images/s per core, 640 px mosaics, uncached. Load average at the end "
-        f"{os.getloadavg()[0]:.1f}.",
+        f"{YOLOV5_UNCACHED:.0f} images/s per core, 640 px mosaics, uncached. Load average at the "
+        f"end {os.getloadavg()[0]:.1f}.",
         "",
         "| images | workers | images/s per core | ratio | images/s by wall time |",
         "| --- | --- | --- | --- | --- |",

@@ -1,5 +1,4 @@
-r"""Profile of a training step: the time of its parts, the operations that take longest, and the
-memory in use.
+r"""Profile of a training step: the time of its parts, the longest operations, the memory in use.
 
 Claim: a step of YOLOX or YOLO11 with 500 boxes in each image takes at most 1.5 times the time and
 twice the memory of 10 boxes. LOG.md has results of this tool.
@@ -68,7 +67,8 @@ def clocked(device: torch.device) -> Iterator[dict[str, float]]:
 
     with ExitStack() as patches:
         for name, owner, method in PARTS:
-            patches.enter_context(patch.object(owner, method, timed(name, getattr(owner, method))))
+            call = timed(name, getattr(owner, method))
+            patches.enter_context(patch.object(owner, method, call))
         yield seconds
 
 
@@ -82,6 +82,7 @@ def parts(setting: Setting, world: World) -> dict[str, float]:
                 seconds.update(dict.fromkeys(seconds, 0.0))
 
         train_through(batches, setting, world, watch=watch)
+
     total = sum(batches.seconds(setting.warmup))
     found = {**seconds, "rest": total - sum(seconds.values()), "total": total}
     return {name: 1000 * value / setting.steps for name, value in found.items()}
@@ -89,15 +90,36 @@ def parts(setting: Setting, world: World) -> dict[str, float]:
 
 def profiled(setting: Setting, world: World) -> profile:
     """torch's profile of the steps after the warm-up."""
-    on_gpu = world.device.type == "cuda"
+    activities = [ProfilerActivity.CPU]
+    if world.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     plan = schedule(wait=0, warmup=setting.warmup, active=setting.steps)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+
     with profile(activities=activities, schedule=plan, record_shapes=True) as found:
+
+        def watch(number: int) -> None:
+            if number > 0:
+                found.step()
+
         batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
-        train_through(
-            batches, setting, world, watch=lambda number: found.step() if number else None
-        )
+        train_through(batches, setting, world, watch=watch)
     return found
+
+
+def print_operations(found: profile, setting: Setting, device: torch.device, rows: int) -> None:
+    """Print the operations that take longest, with the shapes of their inputs."""
+    on_gpu = device.type == "cuda"
+    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"  # microseconds
+
+    averages = found.key_averages(group_by_input_shape=True)
+    on_host = [event for event in averages if event.device_type == DeviceType.CPU]
+    operations = [event for event in on_host if not event.key.startswith("ProfilerStep")]
+    operations.sort(key=lambda event: -getattr(event, by))
+
+    for event in operations[:rows]:
+        shapes = str([shape for shape in event.input_shapes if shape])[:80]
+        milliseconds = getattr(event, by) / setting.steps / 1000
+        print(f"{milliseconds:9.2f} {event.count // setting.steps:>4} x {event.key:36} {shapes}")
 
 
 def main() -> None:
@@ -118,27 +140,17 @@ def main() -> None:
 
     (device,) = pick_devices(options.device, RankInfo())
     names = ("cfg", "img", "batch", "amp", "boxes", "steps")
-    setting, world = Setting(**{name: getattr(options, name) for name in names}), World(device)
+    setting = Setting(**{name: getattr(options, name) for name in names})
+    world = World(device)
 
-    print(
-        f"{options.cfg}, {options.img} px, batch {options.batch}, {options.boxes} boxes; ms per "
-        "step\n"
-    )
+    batch = f"batch {options.batch}, {options.boxes} boxes"
+    print(f"{options.cfg}, {options.img} px, {batch}; ms per step\n")
     for name, milliseconds in parts(setting, world).items():
         print(f"{name:>12} {milliseconds:9.2f}")
     print(f"\n{memory_gib(world.device):.2f} GiB of memory in use\n")
+
     found = profiled(setting, world)
-    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    rows = [
-        row
-        for row in found.key_averages(group_by_input_shape=True)
-        if row.device_type == DeviceType.CPU
-    ]
-    operations = [row for row in rows if not row.key.startswith("ProfilerStep")]
-    for event in sorted(operations, key=lambda e: -getattr(e, by))[: options.rows]:
-        shapes = str([shape for shape in event.input_shapes if shape])[:80]
-        milliseconds = getattr(event, by) / setting.steps / 1000
-        print(f"{milliseconds:9.2f} {event.count // setting.steps:>4} x {event.key:36} {shapes}")
+    print_operations(found, setting, device, options.rows)
     if options.trace:
         found.export_chrome_trace(str(options.trace))
 

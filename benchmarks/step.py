@@ -1,5 +1,4 @@
-r"""Speed of the training step alone, on a batch on the device: images/s, memory, share of the
-bandwidth limit.
+r"""Speed of the training step alone: images/s, memory, share of the bandwidth limit.
 
 Goal, not measured yet: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the
 eager-mode limit: what the memory bandwidth allows if convolution, normalization, activation and
@@ -18,9 +17,8 @@ limit is --bandwidth divided by those bytes.
 
 import argparse
 import os
-import platform
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -30,44 +28,69 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.report import file_report
+from benchmarks.report import add_report_flags, file_report, table_row
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from utils.distributed.devices import describe, pick_devices
 from utils.distributed.launch import RankInfo
 from utils.distributed.memory import release_memory
 from utils.distributed.world import World
 
+# MB that a step moves per image at 640 px
 MB_PER_IMAGE = {
     "yolov5n.yaml": 552,
     "yolov5s.yaml": 1083,
     "yolov5m.yaml": 2023,
     "yolov5l.yaml": 3236,
-}  # at 640 px
+}
 
 
 def images_per_second(setting: Setting, world: World, compiled: str) -> float:
-    """images/s, by the median of `setting.steps` steps after a warm-up. compiled: torch.compile's
-    mode, or off.
+    """images/s, by the median of `setting.steps` steps after a warm-up.
+
+    compiled: torch.compile's mode, or off.
     """
     batches = fixed_batches(setting, world, setting.warmup + setting.steps, seed=0)
     train_through(batches, setting, world, compiled=compiled)
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
+@dataclass
+class Measured:
+    """The measurements of a row of the report."""
+
+    setting: Setting
+    compiled: str  # torch.compile's mode, or off
+    speeds: list[float] = field(default_factory=list)  # images/s, one value per round
+    peak_gib: float = 0.0  # 0 if unknown
+
+    def measure(self, world: World) -> None:
+        """Measure one round."""
+        on_gpu = world.device.type == "cuda"
+        release_memory(world.device)
+        torch._dynamo.reset()  # else it stops compiling after about eight shapes
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(world.device)
+
+        self.speeds.append(images_per_second(self.setting, world, self.compiled))
+        if on_gpu:
+            peak_gib = torch.cuda.max_memory_reserved(world.device) / 2**30
+            self.peak_gib = max(self.peak_gib, peak_gib)
+
+
 def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandwidth: float) -> str:
     """A row of the report. peak: GiB, 0 if unknown. bandwidth: TB/s, 0 if unknown."""
     speed = median(speeds)
-    megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
-    share = (
-        f"{speed * megabytes / 1000:.0f} | {speed * megabytes / bandwidth / 1000:.0%}"
-        if bandwidth
-        else "- | -"
-    )
-    return (
-        f"| {setting.cfg} | {setting.batch} | {setting.amp} | {setting.boxes} | {compiled} | "
-        f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f}) | {f'{peak:.2f}' if peak else '-'} "
-        f"| {share} |"
-    )
+    cells = [setting.cfg, setting.batch, setting.amp, setting.boxes, compiled]
+    cells.append(f"{speed:.1f} ({min(speeds):.1f} to {max(speeds):.1f})")
+    cells.append(f"{peak:.2f}" if peak else "-")
+
+    if bandwidth:
+        megabytes = MB_PER_IMAGE.get(setting.cfg, 0) * (setting.img / 640) ** 2
+        gigabytes_s = speed * megabytes / 1000
+        cells += [f"{gigabytes_s:.0f}", f"{speed * megabytes / bandwidth / 1000:.0%}"]
+    else:
+        cells += ["-", "-"]
+    return table_row(cells)
 
 
 def main() -> None:
@@ -85,61 +108,42 @@ def main() -> None:
     add("--steps", type=int, default=10)
     add("--warmup", type=int, default=3)
     add("--rounds", type=int, default=3)
-    add(
-        "--bandwidth",
-        type=float,
-        default=0.0,
-        help="memory bandwidth of the GPU in TB/s; an H200 was measured at 4.3",
-    )
-    add(
-        "--about",
-        default=f"{os.cpu_count()} cores {platform.machine()}",
-        help="the hardware, as text for the report",
-    )
-    add("--out", type=Path, help="file for the report")
+    about_bandwidth = "memory bandwidth of the GPU in TB/s; an H200 was measured at 4.3"
+    add("--bandwidth", type=float, default=0.0, help=about_bandwidth)
+    add_report_flags(parser)
     options = parser.parse_args()
 
     (device,) = pick_devices(options.device, RankInfo())
-    world, common = (
-        World(device),
-        Setting(img=options.img, steps=options.steps, warmup=options.warmup),
-    )
-    rows = [
-        (replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes), compiled)
-        for cfg, batch, amp, boxes, compiled in product(
-            options.cfg, options.batch, options.amp, options.boxes, options.compile
-        )
-    ]
-    speeds: list[list[float]] = [[] for _ in rows]
-    peaks = [0.0] * len(rows)
+    world = World(device)
+    common = Setting(img=options.img, steps=options.steps, warmup=options.warmup)
+    measured = []
+    for cfg, batch, amp, boxes, compiled in product(
+        options.cfg, options.batch, options.amp, options.boxes, options.compile
+    ):
+        setting = replace(common, cfg=cfg, batch=batch, amp=amp, boxes=boxes)
+        measured.append(Measured(setting, compiled))
+
     for _ in range(options.rounds):
-        for number, (setting, compiled) in enumerate(rows):
-            release_memory(device)
-            torch._dynamo.reset()  # else it stops compiling after about eight shapes
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            speeds[number].append(images_per_second(setting, world, compiled))
-            if device.type == "cuda":
-                peaks[number] = max(peaks[number], torch.cuda.max_memory_reserved(device) / 2**30)
+        for each in measured:
+            each.measure(world)
+
     lines = [
         f"# Step: {options.img} px; {options.about}; {describe(device)}; torch "
         f"{torch.__version__}, {date.today()}",
         "",
         "A batch on the device, an optimizer step per batch; medians (minimum to maximum) of "
-        f"{options.rounds} rounds "
-        f"in turns, each of {options.steps} steps after {options.warmup} for warm-up. "
-        f"Load average at the end {os.getloadavg()[0]:.1f}.",
+        f"{options.rounds} rounds in turns, each of {options.steps} steps after {options.warmup} "
+        f"for warm-up. Load average at the end {os.getloadavg()[0]:.1f}.",
         "",
         "| model | batch | --amp | boxes per image | compiled | images/s | GiB | GB/s | of the "
         "limit |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(
-            row(setting, compiled, measured, peak, options.bandwidth)
-            for (setting, compiled), measured, peak in zip(rows, speeds, peaks, strict=True)
-        ),
-        "",
     ]
-    file_report(lines, options.out)
+    lines += [
+        row(each.setting, each.compiled, each.speeds, each.peak_gib, options.bandwidth)
+        for each in measured
+    ]
+    file_report([*lines, ""], options.out)
 
 
 if __name__ == "__main__":

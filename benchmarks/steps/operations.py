@@ -40,6 +40,7 @@ import train
 import training.checkpoints.preemption
 import training.nonfinite
 import training.state
+from benchmarks.report import table_row
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
 from models import Detector
 from models.head_registry import HEADS
@@ -53,19 +54,13 @@ from utils.distributed.world import World
 LABEL = "part of a step: "
 REST = "rest"  # the loop itself: images and targets, the learning rate, the sums of the losses
 SORTED = "_index_put_impl_"
-WAITS = (
-    "item",
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "is_nonzero",
-    "equal",
-    "allclose",
-    "unique",
-    "_unique2",
-    "bincount",
-    "repeat_interleave",
-)  # operations that need a value on the host, or whose result's size depends on values
+# Operations that need a value on the host, or whose result's size depends on values.
+READS_VALUE = ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
+VALUE_SIZED = ("nonzero", "masked_select", "unique", "_unique2", "bincount", "repeat_interleave")
+WAITS = (*READS_VALUE, *VALUE_SIZED)
+# The beginnings of names of operations that compute nothing: allocations and views.
+NO_KERNEL = ("empty", "new_empty", "resize_", "set_")
+VIEWS = ("_unsafe_view", "as_strided_", "detach", "lift_fresh")
 WARMUP = 2  # steps before the one that is counted: the first creates the optimizer's state
 PARTS: list[tuple[str, type, str]] = [
     ("forward", Detector, "forward"),
@@ -78,9 +73,7 @@ PARTS: list[tuple[str, type, str]] = [
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Context manager: fused optimizers, a GPU's indexing, and copies to the host that are not
-    ready at once.
-    """
+    """Use fused optimizers, a GPU's indexing, and copies to the host that are not ready at once."""
     with ExitStack() as patches:
         patches.enter_context(patch.object(anchor_based, "_rows_at", operator.getitem))
         for module in (train, training.nonfinite, training.checkpoints.preemption):
@@ -95,7 +88,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 @contextmanager
 def labeled_parts() -> Iterator[None]:
-    """Context manager: the profiler shows which part of a step an operation belongs to."""
+    """Let the profiler show which part of a step an operation belongs to."""
 
     def labeled(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -106,16 +99,13 @@ def labeled_parts() -> Iterator[None]:
 
     with ExitStack() as patches:
         for name, owner, method in PARTS:
-            patches.enter_context(
-                patch.object(owner, method, labeled(name, getattr(owner, method)))
-            )
+            call = labeled(name, getattr(owner, method))
+            patches.enter_context(patch.object(owner, method, call))
         yield
 
 
 def profiled_step(setting: Setting) -> list[FunctionEvent]:
-    """The events without a parent of one step of train.py's `train_one_epoch`, after some
-    others.
-    """
+    """The outermost events of one step of train.py's `train_one_epoch`, after WARMUP others."""
     recorder = profile(activities=[ProfilerActivity.CPU])
 
     def watch(number: int) -> None:
@@ -125,10 +115,9 @@ def profiled_step(setting: Setting) -> list[FunctionEvent]:
             recorder.stop()
 
     world = World(torch.device("cpu"))
+    batches = fixed_batches(setting, world, WARMUP + 2, seed=0)
     with as_on_a_gpu(), labeled_parts():
-        train_through(
-            fixed_batches(setting, world, WARMUP + 2, seed=0), setting, world, watch=watch
-        )
+        train_through(batches, setting, world, watch=watch)
     return roots(recorder)
 
 
@@ -146,10 +135,10 @@ def operations(events: Iterable[FunctionEvent], part: str = REST) -> Iterator[tu
     """
     for event in events:
         name = event.name.removeprefix("aten::")
-        own = name != event.name
+        is_of_torch = name != event.name
         if event.name.startswith(LABEL):
             yield from operations(event.cpu_children, event.name.removeprefix(LABEL))
-        elif own and is_kernel(name, innermost=not event.cpu_children):
+        elif is_of_torch and is_kernel(name, innermost=not event.cpu_children):
             yield part, name
         else:
             yield from operations(event.cpu_children, part)
@@ -157,32 +146,19 @@ def operations(events: Iterable[FunctionEvent], part: str = REST) -> Iterator[tu
 
 @cache
 def is_kernel(name: str, *, innermost: bool = True) -> bool:
-    """Whether an operation of torch computes something itself: not a view, an allocation, or made
-    of other operations.
+    """Whether an operation of torch computes itself: no view, no allocation, not made of others.
 
     innermost: whether it calls no others, so that a function for all devices counts too.
 
     >>> [is_kernel(name) for name in ("add", "copy_", "_foreach_lerp_", "view", "empty", "reshape")]
     [True, True, True, False, False, False]
     """
-    if name.startswith(
-        (
-            "empty",
-            "new_empty",
-            "_unsafe_view",
-            "as_strided_",
-            "detach",
-            "resize_",
-            "lift_fresh",
-            "set_",
-        )
-    ):
+    if name.startswith((*NO_KERNEL, *VIEWS)):
         return False
+
     packet = getattr(torch.ops.aten, name)
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    overloads = [
-        overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())
-    ]
+    every = [getattr(packet, overload) for overload in packet.overloads()]
+    overloads = [each for each in every if torch._C._dispatch_has_kernel(each.name())]
     if any(overload.is_view for overload in overloads):
         return False
 
@@ -195,36 +171,33 @@ def is_kernel(name: str, *, innermost: bool = True) -> bool:
 
 
 def host_waits(events: Iterable[FunctionEvent], where: str = "") -> Iterator[str]:
-    """Yield name and place of each operation below `events` that needs a value or a size on the
-    host.
+    """Yield name and place of each operation that needs a value or a size on the host.
 
     Only the outermost one is named: `item` calls `_local_scalar_dense`. Fused optimizers are left
     out: their kernels for a CPU read values, those for a GPU do not.
     """
+    place = where or "the loop"
     for event in events:
         name = event.name.removeprefix("aten::")
-        if name != event.name and name in WAITS:
-            yield f"{name} in {where or 'the loop'}"
+        is_of_torch = name != event.name
+        if is_of_torch and name in WAITS:
+            yield f"{name} in {place}"
         elif name.startswith("_fused_"):
             continue
         elif name in ("index", SORTED) and indexed_by_mask(event):
-            yield f"{name} by a mask in {where or 'the loop'}"
+            yield f"{name} by a mask in {place}"
         else:
-            inside = event.name if not event.name.startswith("aten::") else where
+            inside = where if is_of_torch else event.name
             yield from host_waits(event.cpu_children, inside)
 
 
 def indexed_by_mask(event: FunctionEvent) -> bool:
-    """Whether an indexing operation turns a mask into places, which needs their number on the
-    host.
-    """
+    """Whether an indexing operation turns a mask into places, whose number the host needs."""
     return any(child.name == "aten::nonzero" for child in event.cpu_children)
 
 
 def counted(setting: Setting) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Operations of each part of a step, sorted writes of each part, and what makes the host
-    wait.
-    """
+    """Operations and sorted writes of each part of a step, and what makes the host wait."""
     events = profiled_step(setting)
     each: Counter[str] = Counter()
     sorted_writes: Counter[str] = Counter()
@@ -239,11 +212,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--cfg",
-        nargs="+",
-        default=["yolov5n.yaml", "yolo11n.yaml", "yolo26n.yaml", "yolox_nano.yaml"],
-    )
+    models = ["yolov5n.yaml", "yolo11n.yaml", "yolo26n.yaml", "yolox_nano.yaml"]
+    add("--cfg", nargs="+", default=models)
     add("--img", type=int, default=128)
     add("--batch", type=int, default=2)
     add("--amp", default="fp32", help="fp32 or bf16")
@@ -251,13 +221,12 @@ def main() -> None:
     add("--names", metavar="PART", help="also list the operations of this part by name")
     options = parser.parse_args()
 
-    parts = list(dict.fromkeys(name for name, _, _ in PARTS)) + [REST]
-    print(
-        f"torch {torch.__version__}, {options.amp}, {options.optimizer}; operations, of them "
-        "sorted writes\n"
-    )
-    print("| model |", " | ".join(parts), "| whole step | host waits |")
-    print("| --- " * (len(parts) + 3) + "|")
+    parts = [*dict.fromkeys(name for name, _, _ in PARTS), REST]
+    run = f"torch {torch.__version__}, {options.amp}, {options.optimizer}"
+    print(f"{run}; operations, of them sorted writes\n")
+    print(table_row(["model", *parts, "whole step", "host waits"]))
+    print(table_row(["---"] * (len(parts) + 3)))
+
     for cfg in options.cfg:
         setting = Setting(
             cfg=cfg,
@@ -269,16 +238,13 @@ def main() -> None:
         each, sorted_writes, waits = counted(setting)
         cells = [f"{each[part]}, {sorted_writes[part]}" for part in parts]
         total = f"{each.total()}, {sorted_writes.total()}"
-        print(
-            f"| {cfg} |",
-            " | ".join(cells),
-            f"| {total} | {', '.join(waits) or 'none'} |",
-            flush=True,
-        )
+        print(table_row([cfg, *cells, total, ", ".join(waits) or "none"]), flush=True)
+
         if options.names:
             events = profiled_step(setting)
             names = Counter(name for part, name in operations(events) if part == options.names)
-            print(*(f"{number:5} {name}" for name, number in names.most_common()), sep="\n")
+            for name, number in names.most_common():
+                print(f"{number:5} {name}")
 
 
 if __name__ == "__main__":
