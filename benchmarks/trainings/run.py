@@ -1,12 +1,11 @@
-"""One training by any program: started, watched by the rows of its results.csv, measured by val.py,
-and stored.
-"""
+"""One training by any program: started, watched by its results.csv, measured by val.py, stored."""
 
 import csv
 import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -35,8 +34,9 @@ AP50_COLUMNS = ("metrics/mAP_0.5", "metrics/mAP50(B)")
 
 @dataclass(frozen=True)
 class Training:
-    """One program on one data set with one seed. command: with the placeholders {data}, {seed} and
-    {out}.
+    """One program on one data set with one seed.
+
+    command: with the placeholders {data}, {seed} and {out}.
     """
 
     program: str
@@ -47,19 +47,18 @@ class Training:
     @property
     def key(self) -> str:
         """A file name, which differs for other data and for another command."""
-        name = (
-            "_".join([self.program, name_of(self.data), str(self.seed)])
-            .replace("/", "-")
-            .replace(" ", "-")
-        )
-        digest = hashlib.sha256(shlex.join([self.data, *self.command]).encode()).hexdigest()
+        name = f"{self.program}_{name_of(self.data)}_{self.seed}"
+        name = name.replace("/", "-").replace(" ", "-")
+        words = shlex.join([self.data, *self.command])
+        digest = hashlib.sha256(words.encode()).hexdigest()
         return f"{name}_{digest[:8]}"
 
 
 @dataclass
 class Outcome:
-    """AP and AP50 of best.pt; curve: seconds since the start and mAP50-95, of each validated
-    epoch.
+    """AP and AP50 of best.pt.
+
+    curve: seconds since the start and mAP50-95, of each validated epoch.
     """
 
     ap: float
@@ -74,20 +73,18 @@ class Outcome:
         return self.curve[-1][0] if self.curve else float("nan")
 
     def reached(self, seconds: float) -> float:
-        """The highest mAP50-95 of the curve until then; 0 before the first validation, NaN without
-        a curve.
+        """The highest mAP50-95 until then; 0 before the first validation, NaN without a curve.
 
         >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).reached(25)
         0.4
         """
-        return max(
-            (value for at, value in self.curve if at <= seconds),
-            default=0.0 if self.curve else float("nan"),
-        )
+        if not self.curve:
+            return float("nan")
+        until_then = [value for at, value in self.curve if at <= seconds]
+        return max(until_then, default=0.0)
 
     def seconds_to(self, share: float) -> float:
-        """Seconds until the mAP first reached a share of its highest value; NaN without a curve or
-        if that is 0.
+        """Seconds until the mAP first reached a share of its highest value; NaN if that is 0.
 
         >>> Outcome(0.5, 0.9, True, 1.0, [(10, 0.1), (20, 0.4), (30, 0.5)]).seconds_to(0.8)
         20
@@ -95,7 +92,10 @@ class Outcome:
         nan
         """
         highest = max((value for _, value in self.curve), default=0.0)
-        return next((at for at, value in self.curve if value >= share * highest > 0), float("nan"))
+        for at, value in self.curve:
+            if value >= share * highest > 0:
+                return at
+        return float("nan")
 
 
 def train(
@@ -107,48 +107,61 @@ def train(
     """
     stored = out / f"{training.key}.json"
     if stored.exists():
-        try:
-            values = json.loads(stored.read_text())
-            return Outcome(
-                **{name: float("nan") if value is None else value for name, value in values.items()}
-            )
-        except (ValueError, TypeError, AttributeError):
-            raise FaultError(
-                f"{stored}: not the result of a training; delete it to train again"
-            ) from None
-    folder, log = out / training.key, out / f"{training.key}.log"
+        return read_outcome(stored)
+
+    folder = out / training.key
+    log = out / f"{training.key}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     stop = stop or threading.Event()
     command = [filled(word, training, folder) for word in training.command]
     print(f"{training.key}: {shlex.join(command)}", flush=True)
+
+    outcome = None
     with open(log, "w") as output:
         process = start(command, output, threads)
         rows = list(watch_results(process, folder, stop))
         if process.returncode and not stop.is_set():
-            raise FaultError(
-                f"{training.key} ended with {process.returncode}: {last_line(log)} (see {log})"
-            )
-        outcome = None if stop.is_set() else measure(training, folder, rows)
-        weights = sorted(folder.rglob("best.pt"))
-        if outcome and weights:
-            process = start(validation(training, weights[0], folder), output, threads)
-            while process.poll() is None:
-                if stop.wait(LOOK_S):
-                    end(process)
-            if process.returncode:
-                own = "the program's own figures are used, marked *"
-                print(
-                    f"{training.key}: val.py ended with {process.returncode}: {last_line(log)}; "
-                    f"{own}",
-                    flush=True,
-                )
-            else:
-                stats = json.loads((folder / "val" / "metrics.json").read_text())
-                outcome = replace(outcome, ap=stats["AP"], ap50=stats["AP50"], same_evaluator=True)
+            failure = f"{training.key} ended with {process.returncode}: {last_line(log)}"
+            raise FaultError(f"{failure} (see {log})")
+
+        if not stop.is_set():
+            outcome = measure(training, folder, rows)
+            weights = sorted(folder.rglob("best.pt"))
+            if weights:
+                process = start(validation(training, weights[0], folder), output, threads)
+                while process.poll() is None:
+                    if stop.wait(LOOK_S):
+                        end(process)
+                outcome = validated(outcome, training, process.returncode, folder, log)
+
     if outcome is None or stop.is_set():  # not to be stored: not all of it was trained and measured
         raise FaultError(f"{training.key}: interrupted")
     write_json(stored, asdict(outcome))
     return outcome
+
+
+def read_outcome(stored: Path) -> Outcome:
+    """The outcome in a file of `train`. Raises FaultError if it contains anything else."""
+    try:
+        values = json.loads(stored.read_text())
+        known = {name: float("nan") if value is None else value for name, value in values.items()}
+        return Outcome(**known)
+    except (ValueError, TypeError, AttributeError):
+        raise FaultError(
+            f"{stored}: not the result of a training; delete it to train again"
+        ) from None
+
+
+def validated(outcome: Outcome, training: Training, code: int, folder: Path, log: Path) -> Outcome:
+    """The outcome with the figures of val.py, or as it is if that failed. code: val.py's."""
+    if code:
+        failure = f"val.py ended with {code}: {last_line(log)}"
+        own = "the program's own figures are used, marked *"
+        print(f"{training.key}: {failure}; {own}", flush=True)
+        return outcome
+
+    stats = json.loads((folder / "val" / "metrics.json").read_text())
+    return replace(outcome, ap=stats["AP"], ap50=stats["AP50"], same_evaluator=True)
 
 
 def start(command: Sequence[str], output: IO[str], threads: int) -> subprocess.Popen[bytes]:
@@ -160,36 +173,35 @@ def start(command: Sequence[str], output: IO[str], threads: int) -> subprocess.P
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a program's output that is not empty."""
+    """The last line of a program's output that is not empty."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return one_line(lines[-1]) if lines else "no output"
 
 
 def filled(word: str, training: Training, out: Path) -> str:
-    """Return a word of a command with its placeholders replaced; other braces stay."""
-    for name, value in (
-        ("{data}", training.data),
-        ("{seed}", str(training.seed)),
-        ("{out}", str(out)),
-    ):
-        word = word.replace(name, value)
-    return word
+    """A word of a command with its placeholders replaced; other braces stay."""
+    word = word.replace("{data}", training.data)
+    word = word.replace("{seed}", str(training.seed))
+    return word.replace("{out}", str(out))
 
 
 def watch_results(
     process: subprocess.Popen[bytes], folder: Path, stop: threading.Event | None = None
 ) -> Iterator[tuple[float, dict[str, str]]]:
-    """Yield the rows of the results.csv under `folder`, each with the seconds from now until it was
-    there.
+    """Yield the rows of the results.csv under `folder`, each with the seconds until it was there.
 
     stop: ends the process, and what it has started, when it is set.
     """
-    started, ended, seen = time.monotonic(), threading.Event(), 0
+    started = time.monotonic()
+    ended = threading.Event()
+    seen = 0  # rows
     while True:
         if stop is not None and stop.is_set():
             end(process)
         if process.poll() is not None:
             ended.set()
+
+        # The newest one: a program may write others before.
         found = sorted(folder.rglob("results.csv"), key=lambda path: path.stat().st_mtime)
         rows = read_rows(found[-1]) if found else []
         for row in rows[seen:]:
@@ -208,70 +220,74 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the complete rows of a CSV file whose columns may be padded with spaces."""
+    """The complete rows of a CSV file whose columns may be padded with spaces."""
     text = path.read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    rows = csv.DictReader([",".join(cell.strip() for cell in line.split(",")) for line in lines])
-    return [{name: value for name, value in row.items() if name and value} for row in rows]
+    complete = text[: text.rfind("\n") + 1].splitlines()
+    lines = [re.sub(r"\s*,\s*", ",", line.strip()) for line in complete]
+
+    rows = []
+    for row in csv.DictReader(lines):
+        rows.append({name: value for name, value in row.items() if name and value})
+    return rows
 
 
 def measure(
     training: Training, folder: Path, rows: Sequence[tuple[float, dict[str, str]]]
 ) -> Outcome:
-    """Return the figures of a finished training by its own evaluator. rows: of results.csv, with
-    their times.
+    """The figures of a finished training by its own evaluator.
+
+    rows: of results.csv, with their times.
     """
     if not rows:
         raise FaultError(f"{training.key}: there is no results.csv with rows under {folder}")
+
+    # Epochs that were validated.
     column = next((name for name in MAP_COLUMNS if any(name in row for _, row in rows)), "")
     rated = [(at, row) for at, row in rows if math.isfinite(float(row.get(column, "nan")))]
     if not rated:
-        raise FaultError(
-            f"{training.key}: the results.csv under {folder} has no {' or '.join(MAP_COLUMNS)}"
-        )
+        wanted = " or ".join(MAP_COLUMNS)
+        raise FaultError(f"{training.key}: the results.csv under {folder} has no {wanted}")
     curve = [(round(at, 1), float(row[column])) for at, row in rated]
+
+    # Images/s from the first row to the last.
     spec = open_data(training.data, splits=("train",))
-    images = len(read_split(spec, "train", single=False, cache_dir="", progress=False)[0])
-    spent = rows[-1][0] - rows[0][0]
-    speed = images * (len(rows) - 1) / spent if spent > LOOK_S else float("nan")
+    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    first_at = rows[0][0]
+    last_at = rows[-1][0]
+    speed = float("nan")
+    if last_at - first_at > LOOK_S:
+        speed = len(labels) * (len(rows) - 1) / (last_at - first_at)
+
     best = max((row for _, row in rated), key=lambda row: float(row[column]))
     ap50 = next((best[name] for name in AP50_COLUMNS if name in best), "nan")
     return Outcome(float(best[column]), float(ap50), False, speed, curve)
 
 
 def validation(training: Training, weights: Path, folder: Path) -> list[str]:
-    """Return the command that writes COCO's figures of a checkpoint to val/metrics.json under
-    `folder`.
-    """
-    command = [
-        sys.executable,
-        str(ROOT / "val.py"),
-        "--weights",
-        str(weights),
-        "--data",
-        training.data,
-    ]
-    command += ["--batch", "16", "--project", str(folder), "--name", "val", "--exist-ok"]
+    """The command that writes a checkpoint's figures to val/metrics.json under `folder`."""
+    command = [sys.executable, str(ROOT / "val.py"), "--weights", str(weights)]
+    command += ["--data", training.data, "--batch", "16"]
+    command += ["--project", str(folder), "--name", "val", "--exist-ok"]
     size = read_size(training.command)
-    return [*command, "--img", size] if size else command
+    if size:
+        command += ["--img", size]
+    return command
 
 
 def read_size(command: Sequence[str]) -> str:
-    """Return the last image size in a command, which is the one that counts; "" for none.
+    """The last image size in a command, which is the one that counts; "" for none.
 
     >>> read_size(["--img", "64", "--img=320"]), read_size(["sh", "-c", "a imgsz=416; true"])
     ('320', '416')
     >>> read_size(["train.py"])
     ''
     """
-    size, words = (
-        "",
-        [
-            part
-            for word in " ".join(command).replace(";", " ").split()
-            for part in word.split("=", 1)
-        ],
-    )
+    # Names and values, also of a shell's command and of name=value.
+    words: list[str] = []
+    for word in " ".join(command).replace(";", " ").split():
+        words += word.split("=", 1)
+
+    size = ""
     for word, following in pairwise(words):
         if word in ("--img", "--imgsz", "--img-size", "imgsz"):
             size = following
@@ -279,6 +295,6 @@ def read_size(command: Sequence[str]) -> str:
 
 
 def name_of(data: str) -> str:
-    """Return a short name of a data YAML."""
+    """A short name of a data YAML."""
     path = Path(data)
     return path.parent.name if path.stem in ("data", "dataset") else path.stem

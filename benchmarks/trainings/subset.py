@@ -46,6 +46,7 @@ def main() -> None:
     add("--overfit", action="store_true", help="the val split is the training images")
     add("--out", type=Path, required=True, help="the new data YAML")
     options = parser.parse_args()
+
     out = options.out.resolve()
     drawn = out.with_suffix(".txt")
     if out.suffix not in (".yaml", ".yml"):
@@ -53,17 +54,26 @@ def main() -> None:
     for file in (out, drawn):
         if file.exists():
             raise ValueError(f"{printable(file)} exists: choose another --out, or delete it")
-    spec = open_data(options.data, splits=["train"] if options.overfit else ["train", "val"])
+
+    read = ["train"] if options.overfit else ["train", "val"]
+    spec = open_data(options.data, splits=read)
     images = [path for source in spec.sources("train") for path in find_images(source).images]
     chosen = draw(images, options.images, options.seed)
-    others = {split: paths for split in ("val", "test") if (paths := getattr(spec, split))}
-    splits = {"train": [drawn], **({"val": [drawn]} if options.overfit else others)}
+
+    # The splits of the new data set: lists of images, or what the old one has.
+    paths = {"train": [str(drawn)]}
+    if options.overfit:
+        paths["val"] = [str(drawn)]
+    else:
+        for split in ("val", "test"):
+            sources = getattr(spec, split)
+            if sources:
+                paths[split] = [str(source) for source in sources]
+
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(drawn, "".join(f"{path}\n" for path in chosen))
-    paths = {split: list(map(str, sources)) for split, sources in splits.items()}
-    write_text(
-        out, yaml.safe_dump({**paths, "names": dict(enumerate(spec.names))}, sort_keys=False)
-    )
+    values = {**paths, "names": dict(enumerate(spec.names))}
+    write_text(out, yaml.safe_dump(values, sort_keys=False))
     print(f"{options.images} of {len(images)} training images: {options.out}")
 
 
