@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.assign.invalid import distribute_invalid
+from models.assign.base import distribute_invalid
 from models.assign.levels import columns_and_rows, per_level
 from utils.boxes import to_cxcywh
 

@@ -6,13 +6,12 @@ host.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.invalid import distribute_invalid
+from models.assign.base import Assignment, distribute_invalid
 from models.assign.levels import columns_and_rows, per_level
 from models.assign.row_blocks import in_row_blocks
 from utils.boxes import iou_of_pairs
@@ -24,19 +23,6 @@ PAIRS_AT_A_TIME = 1 << 20  # of a target and a prediction, in float32 4 MiB
 MAX_LOG = 100.0  # of a probability, as torch's binary cross entropy
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """Assigned predictions, each at most once: arrays [M] whose entries count where `valid`.
-
-    prediction: its number among B * N; arbitrary where not valid. target: its row among the
-    targets.
-    """
-
-    prediction: Tensor
-    target: Tensor
-    valid: Tensor
-
-
 @torch.no_grad()
 def simota(
     boxes_xyxy: Tensor,
@@ -45,7 +31,7 @@ def simota(
     grids: Sequence[tuple[int, int]],
     strides: Sequence[int],
     targets: Tensor,
-) -> Assigned:
+) -> Assignment:
     """Return the predictions that are assigned to targets.
 
     The center region of a box is the cells whose middle is within 1.5 strides of its center, in x
@@ -224,7 +210,7 @@ def _dynamic_k(boxes_xyxy: Tensor, candidates: Tensor, image: Tensor, targets: T
 
 def _resolve_conflicts(
     prediction: Tensor, cost: Tensor, slot: Tensor, taken: Tensor, predictions: int
-) -> Assigned:
+) -> Assignment:
     """Return the taken predictions, each once: one that several targets took goes to the cheapest.
 
     That is the cheapest target near it, the first one if costs are equal, whether it took the
@@ -259,7 +245,7 @@ def _resolve_conflicts(
     valid = taken & (first_entry[chosen] == order)
     taker = target.expand_as(slot).flatten()
     winner = torch.where(takers[chosen] > 1, cheapest_target[chosen], taker)
-    return Assigned(
+    return Assignment(
         prediction=distribute_invalid(chosen, valid, predictions),
         target=winner.clamp(max=targets - 1),  # where not valid, there may be no cheapest target
         valid=valid,

@@ -1,16 +1,23 @@
-"""Target rows: padding rows, which keep shapes static, ignore regions, made-up boxes.
+"""Rows of targets, and two kinds that are no objects: padding and ignore regions.
 
-Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels.
+Targets are [T, 6]: image, class, x1, y1, x2, y2 in pixels. Padding rows keep shapes static. The
+predictions inside an ignore region are neither right nor wrong.
+
+B images, L levels, H W cells of a level, N predictions per image over all levels, T targets.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from models.assign.levels import columns_and_rows, per_level
 
 IGNORE_CLASS = -1  # marks a region whose unmatched cells are left out of the objectness loss
 PADDING_CLASS = -2  # marks a padding row
-MIN_ROWS = 16  # rows after padding
+MIN_PADDED_ROWS = 16
 
 
 def pad_targets(targets: Tensor) -> Tensor:
@@ -21,13 +28,13 @@ def pad_targets(targets: Tensor) -> Tensor:
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]
     """
-    rows = max(len(targets), MIN_ROWS)
+    rows = max(len(targets), MIN_PADDED_ROWS)
 
     # A quarter of the largest power of two below it, rounded up to whole steps.
     step = 2 ** ((rows - 1).bit_length() - 3)
     padded_rows = math.ceil(rows / step) * step
 
-    padded = torch.nn.functional.pad(targets, (0, 0, 0, padded_rows - len(targets)))
+    padded = pad(targets, (0, 0, 0, padded_rows - len(targets)))
     padded[len(targets) :, 1] = PADDING_CLASS
     return padded
 
@@ -46,3 +53,74 @@ def made_up_targets(images: int, boxes_per_image: int, side: int, device: torch.
 
     targets = torch.cat([owner, class_id, low, high], 1)
     return pad_targets(targets.to(device))
+
+
+def ignored_cells(
+    targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
+) -> list[Tensor]:
+    """Return which cells of each level, bool [B, H, W], have their middle in an ignore region.
+
+    An ignore region is a target of class -1. grids: rows and columns of each level.
+
+    Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative
+    sums over rows and columns then give the number of regions at each cell. All levels are computed
+    together, each on a map as large as the largest one, because most batches have few or no such
+    regions and a GPU is then bound by the number of kernels. No value is read on the host.
+    """
+    levels = len(strides)
+    # one more than cells: a region may end at the border
+    rows = 1 + max(height for height, _ in grids)
+    columns = 1 + max(width for _, width in grids)
+
+    # The first cell inside each region and the first one after it, in x and in y.  [T, L, 2]
+    stride = per_level(strides, targets)[:, None]
+    low = targets[:, None, 2:4] / stride  # in cells
+    high = targets[:, None, 4:] / stride
+    first, end = _covered(low, high, columns_and_rows(grids, targets))
+
+    # The number of the region's map: the maps of all levels and images, one after another.  [T, L]
+    image = targets[:, 0].long()
+    map_number = torch.arange(levels, device=targets.device) * images + image[:, None]
+
+    # The places of its four corners in these maps.  [T, L, 2, 2]: row, column
+    column, row = torch.stack([first, end], -1).unbind(2)  # [T, L, 2] each: first, end
+    map_row = map_number[:, :, None, None] * rows + row[..., None]
+    place = map_row * columns + column[:, :, None]
+
+    # What is added there, in the same order; 0 for targets that are no ignore region.  [T, L, 4]
+    one = (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+    minus_one = -one
+    corner_values = torch.stack([one, minus_one, minus_one, one], 1)
+    corner_values = corner_values[:, None].expand(-1, levels, -1)
+
+    # scatter_add_ instead of an indexed assignment, for which a GPU would first sort the places.
+    cells_of_all = levels * images * rows * columns
+    corners = torch.zeros(cells_of_all, dtype=torch.int32, device=targets.device)
+    corners.scatter_add_(0, place.flatten(), corner_values.flatten())
+
+    maps = corners.view(levels, images, rows, columns)
+    inside = maps.cumsum(2, dtype=torch.int32).cumsum(3, dtype=torch.int32) > 0
+    return [inside[level, :, :height, :width] for level, (height, width) in enumerate(grids)]
+
+
+def ignored_predictions(
+    targets: Tensor, images: int, strides: Sequence[float], grids: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Return `ignored_cells` of all levels, bool [B, N], for heads with one prediction per cell."""
+    levels = ignored_cells(targets, images, strides, grids)
+    return torch.cat([cells.flatten(1) for cells in levels], 1)
+
+
+def _covered(low: Tensor, high: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first of the cells whose middles are between two edges, and the one after them.
+
+    Both are int64, and equal if no middle is. low, high: the edges, in cells. cells: how many there
+    are. All three broadcast.
+
+    >>> low, high = torch.tensor([4.0, 5.0]) / 8, torch.tensor([20.1, 11.0]) / 8
+    >>> _covered(low, high, torch.tensor(5.0))  # middles 4, 12, 20, 28, 36
+    (tensor([1, 1]), tensor([3, 1]))
+    """
+    first = (low + 0.5).floor().clamp(min=0).minimum(cells)
+    end = (high - 0.5).ceil().clamp(min=0).minimum(cells)
+    return first.long(), end.maximum(first).long()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.assign.invalid import distribute_invalid
+from models.assign.base import Assignment, distribute_invalid
 from models.assign.row_blocks import in_row_blocks
 from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
@@ -21,18 +21,13 @@ EPS = 1e-9
 
 
 @dataclass(frozen=True)
-class Aligned:
-    """Assigned predictions, each at most once: arrays [M] whose entries count where `valid`.
+class ScoredAssignment(Assignment):
+    """An assignment with the score that each prediction should give the target's class, [M].
 
-    prediction: its number among B * N; arbitrary where not valid. target: its row among the
-    targets. target_score: what the prediction should give the target's class, in [0, 1]; 0 where
-    not valid.
+    target_score: in [0, 1]; 0 where not valid.
     """
 
-    prediction: Tensor
-    target: Tensor
     target_score: Tensor
-    valid: Tensor
 
 
 @torch.no_grad()
@@ -45,7 +40,7 @@ def task_aligned(
     candidates: int = 10,
     kept: int | None = None,
     smallest: float = 0.0,
-) -> Aligned:
+) -> ScoredAssignment:
     """Return the predictions that are assigned to targets.
 
     Candidates of a target are the K predictions, of points inside its box, with the largest
@@ -129,7 +124,7 @@ def task_aligned(
     target_score = alignment * iou.amax(1, keepdim=True) / (largest_alignment + EPS)
 
     target = torch.arange(len(targets), device=targets.device)[:, None].expand_as(number)
-    return Aligned(
+    return ScoredAssignment(
         prediction=distribute_invalid(prediction.flatten(), valid.flatten(), predictions),
         target=target.flatten(),
         target_score=target_score.flatten(),

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.anchor_ratio import Matches, match_anchors
-from models.assign.ignored import ignored_cells
 from models.assign.levels import per_level
+from models.assign.targets import ignored_cells
 from models.heads.anchor_based import AnchorBasedHead
 from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import complete_iou

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.ignored import ignored_predictions
-from models.assign.invalid import assigned_predictions
-from models.assign.simota import Assigned, simota
+from models.assign.base import Assignment, assigned_predictions
+from models.assign.simota import simota
+from models.assign.targets import ignored_predictions
 from models.heads.cells import cells_and_strides
 from models.heads.decoupled import DecoupledHead, boxes_at
 from models.losses.base import Loss, LossGains, at_least_float32
@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
     cells: Tensor
     strides: Tensor
     grids: list[tuple[int, int]]
-    found: Assigned
+    found: Assignment
 
 
 class DecoupledLoss(Loss):
@@ -143,7 +143,7 @@ class DecoupledLoss(Loss):
         return (entropy * valid).sum()
 
     def _objectness_sum(
-        self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assigned
+        self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assignment
     ) -> Tensor:
         """Return the sum over predictions that are assigned or outside ignore regions.
 

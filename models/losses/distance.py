@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.ignored import ignored_predictions
-from models.assign.invalid import assigned_predictions
-from models.assign.task_aligned import Aligned, task_aligned
+from models.assign.base import assigned_predictions
+from models.assign.targets import ignored_predictions
+from models.assign.task_aligned import ScoredAssignment, task_aligned
 from models.heads.cells import cells_and_strides
 from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
 from models.losses.base import Loss, LossGains, at_least_float32
@@ -43,7 +43,7 @@ class Predictions(NamedTuple):
     strides: Tensor
     grids: list[tuple[int, int]]
     size: tuple[int, int]
-    found: Aligned
+    found: ScoredAssignment
 
 
 class DistanceLoss(Loss):
@@ -274,7 +274,7 @@ def relative_gains(gains: LossGains) -> dict[str, float]:
     return {"box": box, "cls": cls, "dfl": box}
 
 
-def fixed_point_sums(found: Sequence[Aligned]) -> Tensor:
+def fixed_point_sums(found: Sequence[ScoredAssignment]) -> Tensor:
     """Return the sum of the target scores of each assignment, as whole numbers, int64 [K].
 
     They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.

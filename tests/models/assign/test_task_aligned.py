@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.assign import task_aligned as module
 from models.assign.targets import pad_targets
-from models.assign.task_aligned import Aligned, task_aligned
+from models.assign.task_aligned import ScoredAssignment, task_aligned
 from utils.boxes import to_xyxy
 
 Found = dict[
@@ -129,7 +129,7 @@ def slow_task_aligned(
     return found
 
 
-def as_found(aligned: Aligned, predictions: int) -> Found:
+def as_found(aligned: ScoredAssignment, predictions: int) -> Found:
     """Return the valid entries, after checks of what must hold for all entries."""
     numbers, rows = aligned.prediction.tolist(), aligned.target.tolist()
     wanted, valid = aligned.target_score.tolist(), aligned.valid.tolist()

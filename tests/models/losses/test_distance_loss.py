@@ -12,7 +12,7 @@ from torchvision.ops import complete_box_iou_loss
 
 from models import LossGains, build_loss
 from models.assign.targets import pad_targets
-from models.assign.task_aligned import Aligned
+from models.assign.task_aligned import ScoredAssignment
 from models.heads.distance import DistanceHead, DualDistanceHead
 from models.losses.distance import (
     DistanceLoss,
@@ -308,9 +308,9 @@ def test_gains_are_those_of_authors_times_given_ones_relative_to_defaults(bins):
 
 
 def test_normalizer_is_exact_and_at_least_one():
-    def of_scores(*scores: float) -> Aligned:
+    def of_scores(*scores: float) -> ScoredAssignment:
         rows = torch.zeros(len(scores), dtype=torch.int64)
-        return Aligned(rows, rows, torch.tensor(scores), rows > 0)
+        return ScoredAssignment(rows, rows, rows > 0, torch.tensor(scores))
 
     # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice
     # that.
@@ -395,7 +395,7 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     predictions = loss.assigned(maps, targets)
     assert not predictions.found.valid.any()
     number = torch.tensor([9])
-    wrong = Aligned(number, torch.tensor([0]), torch.tensor([0.5]), torch.tensor([True]))
+    wrong = ScoredAssignment(number, torch.tensor([0]), torch.tensor([True]), torch.tensor([0.5]))
     for found in (predictions.found, wrong):
         ignored = torch.zeros(predictions.values.shape[:2], dtype=torch.bool)
         terms = loss.terms_of(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.ignored import ignored_cells
+from models.assign.targets import ignored_cells
 from models.losses.base import Loss, LossGains, at_least_float32
 from tests.support.anchor_free.assign import assign_cells
 from tests.support.anchor_free.head import AnchorFreeHead, corners

@@ -1,7 +1,26 @@
-"""Entries of fixed-size arrays without an assignment: masked, but they must name a prediction."""
+"""The result of an assignment, which all rules share, and how its losses read it.
+
+B images, N predictions per image over all levels, T targets, M entries. An assignment has a fixed
+size, so that the host need not wait for a count: entries without a prediction are masked.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Predictions with the targets they answer for: arrays [M] whose entries count where `valid`.
+
+    Each prediction is in at most one valid entry. prediction: its number among B * N; arbitrary
+    where not valid. target: its row among the targets.
+    """
+
+    prediction: Tensor
+    target: Tensor
+    valid: Tensor
 
 
 def assigned_predictions(prediction: Tensor, valid: Tensor, reference: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.assign.ignored import ignored_cells
 from models.assign.levels import per_level
+from models.assign.targets import ignored_cells
 
 
 def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
