@@ -89,9 +89,9 @@ def load_model_table(name: str | Path) -> tuple[dict[str, Any], str | None]:
 
         for file in files:
             table = read_table(file)
-            family = family_of(file)
+            prefix = name_prefix(file)
             for scale in table.get("scales", {}):
-                if stem == family + scale:
+                if stem == prefix + scale:
                     return table, scale
 
     names = model_names()
@@ -113,7 +113,7 @@ def names_in(file: Path) -> list[str]:
     scales = read_table(file).get("scales")
     if scales is None:
         return [file.stem]
-    return [family_of(file) + scale for scale in scales]
+    return [name_prefix(file) + scale for scale in scales]
 
 
 def family_files() -> list[Path]:
@@ -121,10 +121,10 @@ def family_files() -> list[Path]:
     return sorted(file for file in MODELS_DIR.glob("*.yaml") if file.name not in OTHER_FILES)
 
 
-def family_of(file: Path) -> str:
-    """Return the start of the model names of a family.
+def name_prefix(file: Path) -> str:
+    """Return what the names of a table's models start with.
 
-    >>> family_of(Path("models/yolov5-p6.yaml"))
+    >>> name_prefix(Path("models/yolov5-p6.yaml"))
     'yolov5'
     """
     return file.stem.split("-")[0]
@@ -334,8 +334,8 @@ def _scale_values(table: Mapping[str, Any], scale: str | None, source: str) -> A
         if scale is not None:
             hint = f"got {scale!r}"
         elif source.startswith("models/"):
-            family = family_of(Path(source))
-            siblings = [file for file in family_files() if family_of(file) == family]
+            prefix = name_prefix(Path(source))
+            siblings = [file for file in family_files() if name_prefix(file) == prefix]
             names = [name for file in siblings for name in names_in(file)]
             hint = f"choose one of {', '.join(names)}"
         else:
