@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.blocks import Layer
+from models.blocks.base import Layer
 from models.blocks.convolutions import Conv, LinearConv
 
 HEAD_CHANNELS = 64  # of a head's values; its queries and keys have half of them

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from models.blocks import Layer, whole_stride
+from models.blocks.base import Layer, whole_stride
 
 
 class Conv(Layer):

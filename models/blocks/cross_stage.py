@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from models.blocks import Layer
 from models.blocks.attention import AttentionBlock
+from models.blocks.base import Layer
 from models.blocks.convolutions import Conv, SeparableConv
 from models.blocks.joining import halves, join
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.blocks import Layer
+from models.blocks.base import Layer
 
 
 class _Join(torch.autograd.Function):

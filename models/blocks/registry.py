@@ -1,6 +1,6 @@
 """The layers by their name in model tables. To add a layer, add a line to LAYERS."""
 
-from models.blocks import Layer
+from models.blocks.base import Layer
 from models.blocks.convolutions import Conv, SeparableConv
 from models.blocks.cross_stage import C2PSA, C3, Bottleneck, C2f, C3k2, SeparableC3
 from models.blocks.joining import Concat

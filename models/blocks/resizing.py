@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from models.blocks import Layer, whole_stride
+from models.blocks.base import Layer, whole_stride
 from models.blocks.convolutions import Conv, LinearConv
 from models.blocks.joining import join
 
