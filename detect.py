@@ -32,7 +32,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    """Return the flags. Raises ValueError, in one sentence, for a command line that is wrong."""
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add(
@@ -142,31 +142,33 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def check_flags(args: Namespace) -> None:
-    """Raises ValueError for a flag that is out of range; load checks the others."""
+    """Raise ValueError for a flag that is out of range; `load` checks the others."""
     if len(args.imgsz) > 2 or any(not 32 <= side <= 8192 for side in args.imgsz):
-        raise ValueError(
-            f"--imgsz {' '.join(map(str, args.imgsz))}: choose 32 to 8192 pixels, one or two "
-            "numbers"
-        )
+        given = " ".join(map(str, args.imgsz))
+        raise ValueError(f"--imgsz {given}: choose 32 to 8192 pixels, one or two numbers")
+
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
-    counts = (
+
+    smallest = (
         ("--vid-stride", args.vid_stride, 1),
         ("--line-thickness", args.line_thickness, 0),
         ("--max-det", args.max_det, 1),
         ("--batch-size", args.batch_size, 1),
     )
-    for flag, value, low in counts:
+    for flag, value, low in smallest:
         if value < low:
             raise ValueError(f"{flag} {value}: choose {low} or more")
+
     for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
         if not 0 <= threshold <= 1:
             raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
+
     if args.save_format not in (0, 1):
         raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")
-    if args.nosave and not (
-        args.save_txt or args.save_csv or args.save_json or args.save_crop or args.view_img
-    ):
+
+    saves_data = args.save_txt or args.save_csv or args.save_json or args.save_crop
+    if args.nosave and not saves_data and not args.view_img:
         raise ValueError(
             "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop "
             "or --view-img"
@@ -181,11 +183,7 @@ import torch
 
 from data.dataset_yaml import find_yaml, read_data_yaml
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
-from models import load
-from models.backends.loading import fixed_settings_note
-from models.predict import Predictor
-from models.python_api import LoadedDetector
-from models.result import ReachedLimits, count_text
+from models import LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
@@ -209,8 +207,9 @@ MAX_FRAMES = 32
 
 
 def main(args: Namespace) -> Counter[int]:
-    """Detect with the flags in args, write the run folder, and return the number of detections of
-    each class.
+    """Detect with the flags in args; return the number of detections of each class.
+
+    What the flags ask for is written to the run folder.
 
     Raises ValueError for invalid input, as `load` and `open_source` do.
     """
@@ -221,79 +220,64 @@ def main(args: Namespace) -> Counter[int]:
             "--device"
         )
     log = RunLog(active=True, sinks=[TerminalSink()])
+
+    # The model, and what it is to detect in.
     weights = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     cores = torch.get_num_threads()
-    detector = open_detector(args, weights, detecting_threads(args.source, args.batch_size, cores))
-    given = args.source or validation_images(args.data or detector.data)
-    if note := fixed_settings_note(
-        detector.predictor.backend, args.conf_thres, multi_label=has_several_classes(args)
-    ):
+    threads = detecting_threads(args.source, args.batch_size, cores)
+    detector = open_detector(args, weights, threads)
+    images = args.source or validation_images(args.data or detector.data)
+
+    note = detector.fixed_settings_note()
+    if note:
         log.say(note)
-    refuse_overwriting(given, Path(args.project) / args.name if args.exist_ok else None)
-    log.say(f"{', '.join(weights)} on {given}, {detector.size_text}, {describe(detector.device)}")
+    if args.exist_ok:
+        refuse_overwriting(images, Path(args.project) / args.name)
+    device = describe(detector.device)
+    log.say(f"{', '.join(weights)} on {images}, {detector.size_text}, {device}")
+
+    # Nothing is written before the source is open.
     if args.view_img:
         require_display()
-    source = open_source(given, frame_step=args.vid_stride, say=log.say)
+    source = open_source(images, frame_step=args.vid_stride, say=log.say)
     folder = new_run_folder(Path(args.project), args.name, args.exist_ok)
     outputs = open_detection_outputs(args, folder, detector.names, source.inputs)
-    watch, counts, frames = Stopwatch(), Counter[int](), 0
-    limits = ReachedLimits(args.max_det, detector.predictor.backend.max_detections)
-    ready = prefetch(source, 1 if is_live(args.source) else AHEAD * args.batch_size)
-    detections = detect_frames(detector.predictor, ready, args.batch_size, cores, watch)
+
+    # Frames are decoded in one thread, detected in others, and written in this one. Of a live
+    # source one frame at a time waits, so that none is old when it is shown.
+    watch = Stopwatch()
+    decoded_ahead = 1 if is_live(args.source) else AHEAD * args.batch_size
+    decoded = prefetch(source, decoded_ahead)
+    detections = detect_frames(detector, decoded, args.batch_size, cores, watch)
     detected = prefetch(detections, args.batch_size, stop=source.close)
     bar = Progress(detected, total=source.total, title="detect", active=True)
+
+    frames = 0
+    counts = Counter[int]()
+    limits = ReachedLimits(args.max_det, detector.model_limit)
     with closing(detected), source, closing(outputs), suppress(WindowClosed):
         for frame, found in bar:
-            counts.update(found.class_ids.tolist())
             frames += 1
+            counts.update(found.class_ids.tolist())
             limits.add(found, frame.name)
             outputs.write(frame, found)
+
+    # What was found, and how fast.
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
     log.say(f"{counted(frames, 'image')}{skipped}, {count_text(counts, detector.names)}")
     log.say(*limits.sentences())
-    threads = detector.predictor.backend.threads
-    log.say(
-        f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}; threads: "
-        f"{threads}"
-    )
+    speed = f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}"
+    log.say(f"{speed}; threads: {detector.threads}")
     log.say(f"results written to {folder}")
     return counts
 
 
-def detecting_threads(source: str, batch_size: int, cores: int) -> int:
-    """Return the number of threads in which images are detected at the same time on a CPU.
-
-    One for each core, with a batch each: threads that share a batch wait for one another. Fewer for
-    large batches, to bound the memory. One with all cores for a single image, and for frames that
-    arrive one by one, none of which should wait for the next.
-    """
-    suffix = os.path.splitext(source)[1].lower()
-    single_image = os.path.isfile(source) and suffix not in {*VIDEO_SUFFIXES, ".txt"}
-    if single_image or source == "-" or is_live(source):
-        return 1
-    return max(1, min(cores, MAX_FRAMES // max(1, batch_size)))
-
-
-def detect_frames(
-    predictor: Predictor, frames: Iterator[Frame], batch_size: int, cores: int, watch: Stopwatch
-) -> Iterator[tuple[Frame, ImageDetections]]:
-    """Iterate over the frames with their detections, in order. watch: measures the stages of each
-    thread.
-    """
-    threads = predictor.backend.threads
-
-    def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
-        found = predictor([frame.image for frame in batch], channel_order="bgr", watch=watch)
-        return list(zip(batch, found, strict=True))
-
-    batches = iter(lambda: list(islice(frames, batch_size)), [])
-    take_share = partial(torch.set_num_threads, max(1, cores // threads))
-    for pairs in map_ahead(detect, batches, threads, start=take_share):
-        yield from pairs
-
-
 def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> LoadedDetector:
-    """The models in `weights`, with the settings in args, for this many threads."""
+    """Return the models in `weights`, with the settings in args, for this many threads."""
+    names = None
+    if args.data:
+        names = read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names
+
     return load(
         weights,
         device=args.device,
@@ -304,11 +288,9 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
         iou=args.iou_thres,
         max_detections=args.max_det,
         classes=args.classes,
-        names=read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names
-        if args.data
-        else None,
+        names=names,
         agnostic=args.agnostic_nms,
-        multi_label=has_several_classes(args),
+        multi_label=args.multi_label or args.save_json,
         augment=args.augment,
         batch_size=args.batch_size,
         threads=threads,
@@ -318,10 +300,52 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
     )
 
 
+def detecting_threads(source: str, batch_size: int, cores: int) -> int:
+    """Return the number of threads in which images are detected at the same time on a CPU.
+
+    One for each core, with a batch each: threads that share a batch wait for one another. Fewer for
+    large batches, to bound the memory. One with all cores for a single image, and for frames that
+    arrive one by one, none of which should wait for the next.
+    """
+    suffix = os.path.splitext(source)[1].lower()
+    is_single_image = os.path.isfile(source) and suffix not in {*VIDEO_SUFFIXES, ".txt"}
+    if is_single_image or source == "-" or is_live(source):
+        return 1
+    return max(1, min(cores, MAX_FRAMES // max(1, batch_size)))
+
+
+def validation_images(data: str) -> str:
+    """Return the validation images of the data set that the model was trained on.
+
+    They are used if no --source is given. Raises ValueError if they cannot be found.
+    """
+    hint = "give --source: an image, a video, a folder, a camera number or a URL"
+    if not data:
+        raise ValueError(hint)
+    try:
+        data_set = read_data_yaml(find_yaml(data, DATA_FOLDER, "data set"))
+        return str(data_set.sources("val")[0])
+    except ValueError as error:
+        raise ValueError(
+            f"{hint}; there are no validation images to use instead, because {error}"
+        ) from None
+
+
+def refuse_overwriting(source: str, folder: Path) -> None:
+    """Raise ValueError if an existing run folder holds the source: outputs would overwrite it."""
+    if not os.path.exists(source):
+        return
+    inside = Path(source).resolve()
+    if folder.resolve() in (inside, *inside.parents):
+        raise ValueError(
+            f"--source {source} is in the run folder {folder}: choose another --project or --name"
+        )
+
+
 def open_detection_outputs(
     args: Namespace, folder: Path, names: Sequence[str], inputs: Sequence[tuple[str, bool]] | None
 ) -> Outputs:
-    """The outputs that the flags in args ask for. inputs: as for `open_outputs`."""
+    """Return the outputs that the flags in args ask for. inputs: as for `open_outputs`."""
     return open_outputs(
         folder,
         names,
@@ -340,41 +364,38 @@ def open_detection_outputs(
     )
 
 
-def has_several_classes(args: Namespace) -> bool:
-    """Whether a box may be detected as several classes."""
-    return bool(args.multi_label or args.save_json)
+def detect_frames(
+    detector: LoadedDetector,
+    frames: Iterator[Frame],
+    batch_size: int,
+    cores: int,
+    watch: Stopwatch,
+) -> Iterator[tuple[Frame, ImageDetections]]:
+    """Iterate over the frames with their detections, in order.
 
-
-def refuse_overwriting(source: str, folder: Path | None) -> None:
-    """Raise ValueError if an existing run folder holds the source, whose files the outputs would
-    overwrite.
+    Args:
+        detector: as many threads as it is for use it at the same time, each with a batch.
+        frames: from which the batches are taken.
+        batch_size: frames in a batch.
+        cores: of the CPU, which the threads share.
+        watch: measures the stages of each thread.
     """
-    if folder and os.path.exists(source):
-        inside = Path(source).resolve()
-        if folder.resolve() in (inside, *inside.parents):
-            raise ValueError(
-                f"--source {source} is in the run folder {folder}: choose another --project or "
-                "--name"
-            )
 
+    def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
+        pixels = [frame.image for frame in batch]
+        found = detector.detect_arrays(pixels, channel_order="bgr", watch=watch)
+        return list(zip(batch, found, strict=True))
 
-def validation_images(data: str) -> str:
-    """The validation images of the data set that the model was trained on, if no --source is given.
+    def take_share_of_cores() -> None:
+        torch.set_num_threads(max(1, cores // detector.threads))
 
-    Raises ValueError if they cannot be found.
-    """
-    hint = "give --source: an image, a video, a folder, a camera number or a URL"
-    if not data:
-        raise ValueError(hint)
-    try:
-        return str(read_data_yaml(find_yaml(data, DATA_FOLDER, "data set")).sources("val")[0])
-    except ValueError as error:
-        raise ValueError(
-            f"{hint}; there are no validation images to use instead, because {error}"
-        ) from None
+    batches = iter(lambda: list(islice(frames, batch_size)), [])
+    for batch in map_ahead(detect, batches, detector.threads, start=take_share_of_cores):
+        yield from batch
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
+    """Detect as the command line says, until a signal ends it."""
     with end_on_signals():
         main(parse_args(arguments))
 

@@ -9,8 +9,7 @@ arguments see models.load.
 
 from typing import Any
 
-from models import load
-from models.python_api import LoadedDetector
+from models import LoadedDetector, load
 
 # torch.hub checks that these can be imported
 dependencies = ["torch", "torchvision", "cv2", "numpy", "yaml"]

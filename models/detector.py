@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,16 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.blocks import Layer, Stack
-from models.blocks.convolutions import Conv
-from models.blocks.registry import LAYERS
+from models.blocks import LAYERS, Conv, Layer, Stack
 from models.head_registry import HEADS
 from models.heads import Head, Raw
 from models.recompute import recomputed
 from models.table import (
     MAX_CHANNELS,
+    Anchors,
     TableRow,
     is_whole,
+    load_model_table,
     parse_rows,
     resolve,
     scale_channels,
@@ -217,6 +218,37 @@ class Detector(nn.Module):
         for line, layer in zip(self._info, self.layers, strict=True):
             table.append(line._replace(parameters=count_parameters(layer)))
         return table
+
+
+def build_model(
+    cfg: str | Path | Mapping[str, Any],
+    num_classes: int,
+    *,
+    channels: int = 3,
+    anchors: Anchors | None = None,
+) -> Detector:
+    """Return a detector with newly initialized weights.
+
+    Args:
+        cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see
+            models/table.py.
+        num_classes: C.
+        channels: of the images.
+        anchors: replaces the table's anchors, if it has any: pixels w, h, w, h, ... per level, or a
+            number of anchors per level, which are to be fitted to data.
+
+    Raises: ValueError that names the file and the wrong row.
+    """
+    table: Mapping[str, Any]
+    if isinstance(cfg, Mapping):
+        table = cfg
+        scale = None
+    else:
+        table, scale = load_model_table(cfg)
+
+    resolved = resolve(table, scale, num_classes, channels=channels, anchors=anchors)
+    check_shapes(resolved)
+    return Detector(resolved)
 
 
 def layer_class(row: TableRow) -> type[Layer]:

@@ -79,6 +79,7 @@ class Predictor:
         self.class_ids = _checked_classes(class_ids, backend.num_classes)
         self.batch_size = batch_size
         self.confidence = confidence
+        self.multi_label = multi_label
         self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
