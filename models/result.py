@@ -1,10 +1,8 @@
-"""The result of detecting objects in one image: boxes, scores and classes, as arrays, records,
-files and pictures.
-"""
+"""The result of detecting objects in one image, as arrays, records, files and pictures."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,60 +28,65 @@ class Detection(NamedTuple):
 class Result:
     """The detections in one image, highest score first. D detections.
 
-    image: uint8 [H, W, 3], RGB. found: the boxes, scores and classes. names: of all classes, so
-    that `names[class_id]` is the name of a detection's class. path: the image file, "" if it was
+    image: uint8 [H, W, 3], RGB. detections: the boxes, scores and classes. names: of all classes,
+    so that `names[class_id]` is the name of a detection's class. path: the image file, "" if it was
     not a file.
     """
 
     image: NDArray[np.uint8]
-    found: ImageDetections
+    detections: ImageDetections
     names: tuple[str, ...]
     path: str = ""
 
     @property
     def boxes_xyxy(self) -> NDArray[np.float64]:
         """The boxes [D, 4] in pixels of the image: x1, y1, x2, y2."""
-        return self.found.boxes_xyxy
+        return self.detections.boxes_xyxy
 
     @property
     def scores(self) -> NDArray[np.float64]:
         """The scores [D] in [0, 1]."""
-        return self.found.scores
+        return self.detections.scores
 
     @property
     def class_ids(self) -> NDArray[np.int64]:
         """The classes [D], indices into `names`."""
-        return self.found.class_ids
+        return self.detections.class_ids
 
     @property
     def left_out(self) -> int:
         """The number of further detections, with lower scores, that `max_detections` left out."""
-        return self.found.left_out
+        return self.detections.left_out
 
     def __len__(self) -> int:
         """Return the number of detections D."""
-        return len(self.found)
+        return len(self.detections)
 
     def __iter__(self) -> Iterator[Detection]:
         """Iterate over the detections."""
-        columns = (self.boxes_xyxy.tolist(), self.scores.tolist(), self.class_ids.tolist())
-        for box, score, class_id in zip(*columns, strict=True):
+        boxes = self.boxes_xyxy.tolist()
+        scores = self.scores.tolist()
+        class_ids = self.class_ids.tolist()
+        for box, score, class_id in zip(boxes, scores, class_ids, strict=True):
             yield Detection(tuple(box), score, class_id, self.names[class_id])
 
     def __repr__(self) -> str:
         height, width = self.image.shape[:2]
+        name = printable(self.path) or "image"
         counts = count_text(Counter(self.class_ids.tolist()), self.names)
-        return f"<{printable(self.path) or 'image'}, {width} x {height} px: {counts}>"
+        return f"<{name}, {width} x {height} px: {counts}>"
 
     def _repr_png_(self) -> bytes:
-        """The picture that a notebook shows, as PNG."""
+        """Return the picture that a notebook shows, as PNG."""
         return encode_bgr(self._drawn(), ".png")
 
     def plot(
         self, *, line_width: int = 0, labels: bool = True, scores: bool = True
     ) -> NDArray[np.uint8]:
-        """Return the image with its boxes drawn, uint8 [H, W, 3], RGB. line_width: in pixels, 0 to
-        fit the image.
+        """Return the image with its boxes drawn, uint8 [H, W, 3], RGB.
+
+        line_width: of the boxes in pixels, 0 to fit the image. labels, scores: whether they are
+        written at the boxes.
         """
         drawn = self._drawn(line_width=line_width, labels=labels, scores=scores)
         return np.ascontiguousarray(drawn[..., ::-1])
@@ -106,10 +109,10 @@ class Result:
         )
 
     def save(self, path: str | Path, **how: Any) -> Path:
-        """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path. how:
-        as for `plot`.
+        """Write the picture of `plot` as a JPEG or PNG file, atomically, and return its path.
 
-        Raises ValueError for another suffix, FileNotFoundError if the folder does not exist.
+        how: as for `plot`. Raises ValueError for another suffix, FileNotFoundError if the folder
+        does not exist.
         """
         path = Path(path)
         if path.suffix.lower() not in (".jpg", ".jpeg", ".png"):
@@ -122,25 +125,27 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: path, width, height, and a list of detections."""
         height, width = self.image.shape[:2]
-        detections = [
-            detection._asdict() | {"box_xyxy": list(detection.box_xyxy)} for detection in self
-        ]
+        detections = []
+        for detection in self:
+            detections.append(detection._asdict() | {"box_xyxy": list(detection.box_xyxy)})
         return {"path": self.path, "width": width, "height": height, "detections": detections}
 
     def to_coco(self, image_id: int | str, *, first_category: int = 1) -> list[dict[str, Any]]:
-        """Return the rows of a COCO results list; class k has the category id k +
-        first_category.
+        """Return the rows of a COCO results list.
+
+        Class k has the category id k + first_category.
         """
-        return [
-            {
+        rows = []
+        for detection in self:
+            x1, y1, x2, y2 = detection.box_xyxy
+            row = {
                 "image_id": image_id,
-                "category_id": each.class_id + first_category,
+                "category_id": detection.class_id + first_category,
                 "bbox": [x1, y1, x2 - x1, y2 - y1],
-                "score": each.score,
+                "score": detection.score,
             }
-            for each in self
-            for x1, y1, x2, y2 in [each.box_xyxy]
-        ]
+            rows.append(row)
+        return rows
 
     def to_supervision(self) -> Any:
         """Return a `supervision.Detections` with the class names in its data.
@@ -153,13 +158,13 @@ class Result:
             raise ValueError(
                 "to_supervision needs the package supervision: pip install supervision"
             ) from None
+
+        names = [self.names[class_id] for class_id in self.class_ids.tolist()]
         return Detections(
             xyxy=self.boxes_xyxy.astype(np.float32).reshape(-1, 4),
             confidence=self.scores.astype(np.float32),
             class_id=self.class_ids.astype(int),
-            data={
-                "class_name": np.array([self.names[k] for k in self.class_ids.tolist()], dtype=str)
-            },
+            data={"class_name": np.array(names, dtype=str)},
         )
 
 
@@ -169,25 +174,22 @@ def count_text(counts: Mapping[int, int], names: Sequence[str]) -> str:
     >>> count_text({1: 2, 0: 1}, ["cat", "dog"]), count_text({}, ["cat", "dog"])
     ('1 cat, 2 dog', 'no detections')
     """
-    return (
-        ", ".join(f"{counts[k]} {printable(names[k])}" for k in sorted(counts)) or "no detections"
-    )
+    parts = [f"{counts[class_id]} {printable(names[class_id])}" for class_id in sorted(counts)]
+    return ", ".join(parts) or "no detections"
 
 
 @dataclass
 class ReachedLimits:
-    """Counts the images of a run whose detections were cut off by a limit, for a sentence at its
-    end.
+    """Counts the images of a run whose detections a limit cut off, for a sentence at its end.
 
     max_detections: the limit of the run. model_limit: that of an exported file, None without one.
     """
 
     max_detections: int
     model_limit: int | None = None
-    images: int = 0
-    left_out: int = 0
-    # detections in one image before the limit, and its name
-    most: tuple[int, str] = field(default=(0, ""))
+    images: int = 0  # that reached max_detections
+    left_out: int = 0  # detections of these images
+    most: tuple[int, str] = (0, "")  # detections in one image before the limit, and its name
     capped: int = 0  # images that reached model_limit
 
     def add(self, found: ImageDetections, name: str) -> None:
@@ -203,18 +205,20 @@ class ReachedLimits:
 
     def sentences(self) -> list[str]:
         """Return what the user should know, nothing if no limit was reached."""
-        said = []
+        sentences = []
+        limit = self.max_detections
         if self.images:
             before, name = self.most
-            said.append(
-                f"--max-det {self.max_detections} was reached in {counted(self.images, 'image')}: "
-                f"{counted(self.left_out, 'detection')} left out, the most in {printable(name)}, "
-                f"{self.max_detections} of {before}; a larger --max-det keeps them"
+            images = counted(self.images, "image")
+            left_out = counted(self.left_out, "detection")
+            sentences.append(
+                f"--max-det {limit} was reached in {images}: {left_out} left out, the most in "
+                f"{printable(name)}, {limit} of {before}; a larger --max-det keeps them"
             )
         if self.capped:
-            said.append(
+            images = counted(self.capped, "image")
+            sentences.append(
                 f"the exported model's own limit of {self.model_limit} detections was reached in "
-                f"{counted(self.capped, 'image')}, which may have more: export it with a larger "
-                "--max-det"
+                f"{images}, which may have more: export it with a larger --max-det"
             )
-        return said
+        return sentences
