@@ -10,8 +10,9 @@ HEAD_CHANNELS = 64  # of a head's values; its queries and keys have half of them
 
 
 class Attention(Layer):
-    """Multi-head self-attention of C channels, whose position encoding is a depthwise 3x3
-    convolution of the values.
+    """Multi-head self-attention of C channels between the cells of a map.
+
+    Its position encoding is a depthwise 3x3 convolution of the values.
 
     Raises ValueError for fewer than 64 channels, or a number that the heads do not divide.
 
@@ -22,11 +23,14 @@ class Attention(Layer):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.out_channels, self.heads = channels, channels // HEAD_CHANNELS
+        self.out_channels = channels
+        self.heads = channels // HEAD_CHANNELS
         if self.heads < 1 or channels % self.heads:
             raise ValueError(
                 f"self-attention needs {HEAD_CHANNELS} channels per head, got {channels} channels"
             )
+
+        # channels of a head's values; its queries have as many as its keys
         self.values = channels // self.heads
         self.keys = self.values // 2
         self.qkv = LinearConv(channels, self.heads * (2 * self.keys + self.values), 1)
@@ -35,22 +39,25 @@ class Attention(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        parts = (
-            self.qkv(x).unflatten(1, (self.heads, -1)).flatten(3)
-        )  # [B, heads, 2 * keys + values, H * W]
+
+        # Queries, keys and values of each head, one column per cell.
+        parts = self.qkv(x).unflatten(1, (self.heads, -1))
+        parts = parts.flatten(3)  # [B, heads, 2 * keys + values, H * W]
         queries, keys, values = parts.split([self.keys, self.keys, self.values], 2)
-        attended = scaled_dot_product_attention(
-            queries.mT, keys.mT, values.mT
-        ).mT  # [B, heads, values, H * W]
-        attended, values = (
-            part.flatten(1, 2).unflatten(2, (height, width)) for part in (attended, values)
-        )
+
+        # Equation 1: softmax(Q K^T / sqrt(d_k)) V.  [B, heads, values, H * W]
+        attended = scaled_dot_product_attention(queries.mT, keys.mT, values.mT).mT
+
+        # The heads side by side, as maps of the values' channels.  [B, C, H, W]
+        attended = attended.flatten(1, 2).unflatten(2, (height, width))
+        values = values.flatten(1, 2).unflatten(2, (height, width))
         return self.proj(attended + self.pe(values))
 
 
 class AttentionBlock(Layer):
-    """Self-attention, then two 1x1 convolutions through twice the channels; the input of both is
-    added.
+    """Self-attention, then two 1x1 convolutions through twice the channels.
+
+    The input of each is added to its output.
     """
 
     scales_width = False

@@ -1,8 +1,7 @@
-"""The base class of all layers of the model tables: maps [B, C, H, W] -> maps. registry.py lists
-the layers.
+"""The base class of all layers of the model tables: maps [B, C, H, W] -> maps.
 
-B images, C channels, H W cells. The short attribute names of layers (cv1, cv2, cv3, m, conv, bn)
-are the file format of YOLOv5's checkpoints.
+registry.py lists the layers. B images, C channels, H W cells. The short attribute names of layers
+(cv1, cv2, cv3, m, conv, bn) are the file format of YOLOv5's checkpoints.
 """
 
 from fractions import Fraction
@@ -13,8 +12,9 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """Base class of what a table row builds: the constructor takes the input's channels, then the
-    row's args.
+    """Base class of what a table row builds.
+
+    The constructor takes the input's channels, then the row's args.
     """
 
     out_channels: int

@@ -23,7 +23,9 @@ class Conv(Layer):
         # e.g. of a block's inner convolution, whose channels are a fraction of the row's
         if out_channels < 1:
             raise ValueError(f"a convolution needs 1 or more output channels, got {out_channels}")
-        self.out_channels, self.reduction = out_channels, whole_stride(stride)
+        self.out_channels = out_channels
+        self.reduction = whole_stride(stride)
+
         padding = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(
             in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False
@@ -35,8 +37,9 @@ class Conv(Layer):
         return self.act(self.bn(self.conv(x)))
 
     def fuse(self) -> None:
-        """Fold the running statistics into the convolution, for inference; a second call changes
-        nothing.
+        """Fold the running statistics into the convolution, for inference.
+
+        A second call changes nothing.
         """
         if isinstance(self.bn, _BatchNorm):
             self.conv = fuse_conv_bn_eval(self.conv.eval(), self.bn.eval())
@@ -54,8 +57,7 @@ class LinearConv(Conv):
 
 
 class SeparableConv(Layer):
-    """Depthwise separable convolution: a convolution of each channel by itself, then a 1x1
-    convolution.
+    """Depthwise separable convolution: one of each channel by itself, then a 1x1 convolution.
 
     Source: MobileNets, arXiv 1704.04861, section 3.1; with SiLU, and with the attribute names of
     YOLOX's checkpoints.
@@ -67,7 +69,8 @@ class SeparableConv(Layer):
         super().__init__()
         self.dconv = Conv(in_channels, in_channels, kernel, stride, groups=in_channels)
         self.pconv = Conv(in_channels, out_channels, 1)
-        self.out_channels, self.reduction = out_channels, self.dconv.reduction
+        self.out_channels = out_channels
+        self.reduction = self.dconv.reduction
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pconv(self.dconv(x))

@@ -1,6 +1,4 @@
-"""Residual bottlenecks, and cross-stage blocks that pass only a part of the channels through
-them.
-"""
+"""Residual bottlenecks, and cross-stage blocks that pass a part of the channels through them."""
 
 from typing import Any, ClassVar
 
@@ -13,10 +11,9 @@ from models.blocks.joining import halves, join
 
 
 class Bottleneck(Layer):
-    """1x1 convolution to fewer channels, 3x3 convolution back, and the input added if its number of
-    channels is equal.
+    """1x1 convolution to fewer channels, and 3x3 convolution back.
 
-    kernel: of the first convolution.
+    The input is added if its number of channels is equal. kernel: of the first convolution.
 
     Source: ResNet, arXiv 1512.03385, figure 5, with two convolutions as Darknet-53 (YOLOv3, arXiv
     1804.02767, table 1).
@@ -59,8 +56,9 @@ class WideBottleneck(Bottleneck):
 
 
 class C3(Layer):
-    """Two branches of 1x1 convolutions to half the channels, one with bottlenecks after it, merged
-    by a third 1x1.
+    """Two branches of 1x1 convolutions to half the channels, merged by a third one.
+
+    One of the branches has bottlenecks after its convolution.
 
     Source: CSPNet, arXiv 1911.11929, section 3.
     """
@@ -84,12 +82,15 @@ class C3(Layer):
         self.cv1 = Conv(in_channels, hidden, 1)
         self.cv2 = Conv(in_channels, hidden, 1)
         self.cv3 = Conv(2 * hidden, out_channels, 1)
-        self.m = nn.Sequential(
-            *(self.bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats))
-        )
+        bottlenecks = [
+            self.bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(repeats)
+        ]
+        self.m = nn.Sequential(*bottlenecks)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.cv3(join((self.m(self.cv1(x)), self.cv2(x))))
+        deep = self.m(self.cv1(x))
+        passed = self.cv2(x)
+        return self.cv3(join((deep, passed)))
 
 
 class SeparableC3(C3):
@@ -105,8 +106,9 @@ class C3k(C3):
 
 
 class C2f(Layer):
-    """A 1x1 convolution, whose second half passes a chain of blocks; the outputs of all are merged
-    by another 1x1.
+    """A 1x1 convolution, whose second half passes a chain of blocks.
+
+    Both halves and the outputs of all blocks are merged by another 1x1 convolution.
 
     shortcut: whether each block adds its input. expansion: hidden channels per output channel.
 
@@ -127,12 +129,14 @@ class C2f(Layer):
         repeats: int = 1,
     ) -> None:
         super().__init__()
-        self.out_channels, self.hidden = out_channels, int(out_channels * expansion)
+        self.out_channels = out_channels
+        self.hidden = int(out_channels * expansion)
         self.cv1 = Conv(in_channels, 2 * self.hidden, 1)
         self.cv2 = Conv((2 + repeats) * self.hidden, out_channels, 1)
         self.m = nn.ModuleList(self._block(shortcut, groups) for _ in range(repeats))
 
     def _block(self, shortcut: bool, groups: int) -> nn.Module:
+        """Return one block of the chain; subclasses have others."""
         return WideBottleneck(self.hidden, self.hidden, shortcut, groups, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,11 +147,10 @@ class C2f(Layer):
 
 
 class C3k2(C2f):
-    """C2f whose blocks are a bottleneck of two 3x3 convolutions to half the channels and back, or a
-    C3k of two.
+    """C2f with other blocks: bottlenecks of two 3x3 convolutions to half the channels and back.
 
-    nested: whether the blocks are C3k. attention: whether each is the bottleneck and a block of
-    self-attention instead.
+    nested: whether the blocks are C3k of two bottlenecks instead. attention: whether each is the
+    bottleneck and a block of self-attention instead.
 
     Source: facts of YOLO11's and YOLO26's layout.
     """
@@ -162,7 +165,8 @@ class C3k2(C2f):
         *,
         repeats: int = 1,
     ) -> None:
-        self.nested, self.attention = nested, attention
+        self.nested = nested
+        self.attention = attention
         super().__init__(
             in_channels, out_channels, shortcut=True, expansion=expansion, repeats=repeats
         )
@@ -170,15 +174,17 @@ class C3k2(C2f):
     def _block(self, shortcut: bool, groups: int) -> nn.Module:
         if self.nested and not self.attention:
             return C3k(self.hidden, self.hidden, shortcut, groups, repeats=2)
+
         bottleneck = WideBottleneck(self.hidden, self.hidden, shortcut, groups)
-        return (
-            nn.Sequential(bottleneck, AttentionBlock(self.hidden)) if self.attention else bottleneck
-        )
+        if self.attention:
+            return nn.Sequential(bottleneck, AttentionBlock(self.hidden))
+        return bottleneck
 
 
 class C2PSA(Layer):
-    """A 1x1 convolution, one half of whose output passes blocks of self-attention, merged by
-    another 1x1.
+    """A 1x1 convolution, one half of whose output passes blocks of self-attention.
+
+    Both halves are merged by another 1x1 convolution.
 
     Source: PSA of YOLOv10, arXiv 2405.14458, section 3.2 and figure 3 (c).
     """
@@ -187,7 +193,8 @@ class C2PSA(Layer):
 
     def __init__(self, in_channels: int, out_channels: int, *, repeats: int = 1) -> None:
         super().__init__()
-        self.out_channels, self.hidden = out_channels, out_channels // 2
+        self.out_channels = out_channels
+        self.hidden = out_channels // 2
         self.cv1 = Conv(in_channels, 2 * self.hidden, 1)
         self.cv2 = Conv(2 * self.hidden, out_channels, 1)
         self.m = nn.Sequential(*(AttentionBlock(self.hidden) for _ in range(repeats)))

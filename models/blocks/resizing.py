@@ -12,6 +12,7 @@ from models.blocks.convolutions import Conv, LinearConv
 from models.blocks.joining import join
 
 MAX_REPEATS = 100  # of a pool: of a block with few channels, a table could otherwise demand hours
+MODES = {"nearest", "bilinear"}  # of enlarging
 
 
 class SPP(Layer):
@@ -32,12 +33,14 @@ class SPP(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cv1(x)
-        return self.cv2(join([x, *(pool(x) for pool in self.m)]))
+        pooled = [pool(x) for pool in self.m]
+        return self.cv2(join([x, *pooled]))
 
 
 class SPPF(Layer):
-    """SPP by one pool applied repeatedly: two of kernel 5 equal one of kernel 9, and three equal
-    one of kernel 13.
+    """SPP by one pool applied repeatedly.
+
+    Two of kernel 5 equal one of kernel 9, and three equal one of kernel 13.
 
     shortcut: no activation after the first convolution, and the input added if its number of
     channels is equal. Raises ValueError for repeats outside 1 to MAX_REPEATS.
@@ -59,7 +62,8 @@ class SPPF(Layer):
         self.cv1 = LinearConv(in_channels, hidden, 1) if shortcut else Conv(in_channels, hidden, 1)
         self.cv2 = Conv(hidden * (1 + repeats), out_channels, 1)
         self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
-        self.repeats, self.add = repeats, shortcut and in_channels == out_channels
+        self.repeats = repeats
+        self.add = shortcut and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         maps = [self.cv1(x)]
@@ -70,23 +74,21 @@ class SPPF(Layer):
 
 
 class Upsample(Layer):
-    """The map enlarged by a whole factor. The args are those of nn.Upsample; `size` must be
-    None.
+    """The map enlarged by a whole factor.
+
+    The args are those of nn.Upsample; `size` must be None.
     """
 
     scales_width = False
 
     def __init__(self, in_channels: int, size: None, factor: float, mode: str = "nearest") -> None:
         super().__init__()
-        if (
-            size is not None
-            or factor != int(factor)
-            or factor < 1
-            or mode not in {"nearest", "bilinear"}
-        ):
+        if size is not None or factor != int(factor) or factor < 1 or mode not in MODES:
             raise ValueError("args must be None, a whole factor, and nearest or bilinear")
-        self.out_channels, self.reduction = in_channels, Fraction(1, int(factor))
-        self.factor, self.mode = float(factor), mode
+        self.out_channels = in_channels
+        self.reduction = Fraction(1, int(factor))
+        self.factor = float(factor)
+        self.mode = mode
 
     def forward(self, x: Tensor) -> Tensor:
         return interpolate(x, scale_factor=self.factor, mode=self.mode)
@@ -102,7 +104,8 @@ class MaxPool(Layer):
     ) -> None:
         super().__init__()
         stride = kernel if stride is None else stride
-        self.out_channels, self.reduction = in_channels, whole_stride(stride)
+        self.out_channels = in_channels
+        self.reduction = whole_stride(stride)
         self.pool = nn.MaxPool2d(kernel, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +121,8 @@ class ZeroPad(Layer):
         super().__init__()
         if len(padding) != 4:
             raise ValueError("padding must be four numbers: left, right, top, bottom")
-        self.out_channels, self.padding = in_channels, tuple(padding)
+        self.out_channels = in_channels
+        self.padding = tuple(padding)
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting() and min(self.padding) >= 0:
@@ -133,8 +137,11 @@ class ZeroPad(Layer):
         """
         left, right, top, bottom = self.padding
         batch, channels, height, _ = x.shape
-        columns = [x.new_zeros(batch, channels, height, count) for count in (left, right)]
-        wide = torch.cat([columns[0], x, columns[1]], 3)
 
-        rows = [x.new_zeros(batch, channels, count, wide.shape[3]) for count in (top, bottom)]
-        return torch.cat([rows[0], wide, rows[1]], 2)
+        left_columns = x.new_zeros(batch, channels, height, left)
+        right_columns = x.new_zeros(batch, channels, height, right)
+        wide = torch.cat([left_columns, x, right_columns], 3)
+
+        top_rows = x.new_zeros(batch, channels, top, wide.shape[3])
+        bottom_rows = x.new_zeros(batch, channels, bottom, wide.shape[3])
+        return torch.cat([top_rows, wide, bottom_rows], 2)
