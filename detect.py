@@ -193,12 +193,11 @@ from utils.log import RunLog, TerminalSink
 from utils.outputs import Outputs, open_outputs
 from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display
-from utils.prefetch import prefetch
 from utils.printable import counted
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
 from utils.terminal import run_and_exit
-from utils.threads import map_ahead
+from utils.threads import map_ahead, prefetch
 
 DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs

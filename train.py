@@ -203,7 +203,7 @@ from training.settings.recipe import TrainedWeights
 from training.start import place_model, start_model
 from training.state import TrainState, build_train_state
 from training.validation import EpochValidation
-from utils.background import BackgroundTask
+from utils.threads import BackgroundTask
 from utils.distributed.devices import processes_for, tuned_convolutions
 from utils.distributed.host_copies import AsyncHostCopy, to_device
 from utils.distributed.memory import memory_gib

@@ -23,7 +23,7 @@ from training.compiled_loss import compile_loss
 from training.schedule import Schedule
 from training.settings.hyperparameters import Hyp
 from training.state import build_train_state
-from utils.background import BackgroundTask
+from utils.threads import BackgroundTask
 from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype

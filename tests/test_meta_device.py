@@ -50,11 +50,11 @@ from training.freezing import freeze, set_training
 from training.optimizers import build_optimizer
 from training.schedule import Schedule
 from training.state import build_train_state
-from utils.background import BackgroundTask
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
 from utils.distributed.world import World
 from utils.log import say_nothing
+from utils.threads import BackgroundTask
 
 SIDE = 64
 ALL_AUGMENTATIONS = Augmentation(

@@ -21,11 +21,11 @@ from models import build_model
 from tests.support.processes import write_hyp
 from training import evaluation
 from training.checkpoints.manager import CheckpointManager
-from utils.background import BackgroundTask
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.metrics.evaluation import Evaluation
 from utils.terminal import exit_code_of
+from utils.threads import BackgroundTask
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))

@@ -1,23 +1,34 @@
-"""Apply a function to many items in several threads."""
+"""Threads: map a function over items, iterate ahead of a consumer, run a job beside the caller."""
 
 import os
+import queue
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
+from utils.terminal import FaultError
+
+T = TypeVar("T")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 BLOCK = 64  # items per thread and block
+JOIN_S = 10.0  # the longest time to wait for a prefetching thread to end
+POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
+
+# ---- a function over many items
 
 
 def map_in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Iterator[Result]:
-    """Iterate over the results in the order of the items. Works in blocks, so that an early error
-    is raised early.
+    """Iterate over the results in the order of the items, with all items of a block at work.
+
+    An error is raised after the block that it is in, not after all items.
 
     >>> list(map_in_threads(abs, [-3, 2, -1], threads=2)), list(map_in_threads(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -34,11 +45,11 @@ def map_ahead(
     threads: int,
     start: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """Iterate over the results in the order of the items, at most two per thread ahead, so few are
-    in memory.
+    """Iterate over the results in the order of the items, at most two per thread ahead.
 
-    With one thread there is none ahead, and each item is asked for when its result is; `function`
-    is then called in the thread of the caller. start: called first in each other thread.
+    So only few are in memory. With one thread there is none ahead, and each item is asked for when
+    its result is; `function` is then called in the thread of the caller. start: called first in
+    each other thread.
 
     >>> list(map_ahead(abs, [-3, 2, -1], threads=2)), list(map_ahead(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -46,20 +57,146 @@ def map_ahead(
     if threads <= 1:
         yield from map(function, items)
         return
-    remaining, started = iter(items), deque[Future[Result]]()
+
+    remaining = iter(items)
+    started: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads, initializer=start) as pool:
         try:
             while True:
-                started.extend(
-                    pool.submit(function, item)
-                    for item in islice(remaining, 2 * threads - len(started))
-                )
+                room = 2 * threads - len(started)
+                for item in islice(remaining, room):
+                    started.append(pool.submit(function, item))
                 if not started:
                     return
                 yield started.popleft().result()
         finally:
             for future in started:
                 future.cancel()
+
+
+# ---- iterating ahead of the consumer
+
+
+def prefetch(
+    items: Iterable[T], ahead: int, stop: Callable[[], object] = lambda: None
+) -> Generator[T, None, None]:
+    """Iterate over the items, up to `ahead` of which a background thread has ready.
+
+    Raises what `items` raises. The thread ends when the iterator is closed or no longer used; an
+    item that it waits for meanwhile is dropped. stop: called then, to end the waiting of `items`
+    for a next item, if they can wait for long.
+
+    >>> list(prefetch([1, 2, 3], ahead=2)), list(prefetch([], ahead=1))
+    ([1, 2, 3], [])
+    """
+    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(ahead)
+    closed = threading.Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not closed.is_set():
+            with suppress(queue.Full):
+                ready.put((item, error), timeout=POLL_S)
+                break
+
+    def produce() -> None:
+        iterator = iter(items)
+        try:
+            for item in iterator:
+                put(item, None)
+                if closed.is_set():
+                    break
+            put(None, StopIteration())
+        except BaseException as error:
+            put(None, error)
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()  # it may itself prefetch
+
+    thread = threading.Thread(target=produce, daemon=True, name="prefetch")
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield cast(T, item)
+    finally:
+        closed.set()
+        stop()
+        thread.join(JOIN_S)  # a thread that computes while Python exits could crash the process
+
+
+# ---- one job beside the caller
+
+
+def run_in_background(work: Callable[[], T], after: "Future[Any] | None" = None) -> "Future[T]":
+    """Run `work` in a new thread and return its future.
+
+    after: `work` starts when this future has ended or failed. The thread is a daemon, so an
+    interrupted process can exit without waiting for it.
+
+    >>> run_in_background(lambda: 1 + 1).result()
+    2
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            if after is not None:
+                after.exception()
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class BackgroundTask:
+    """One background job at a time, whose result is collected by `wait`.
+
+    what: names the job in error messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._future: Future[Any] | None = None
+        self._take: Callable[[Any], None] = lambda _: None
+
+    def start(self, work: Callable[[], T], take: Callable[[T], None]) -> None:
+        """Start `work`, after waiting for the previous job.
+
+        take: called by `wait` with the result of `work`.
+        """
+        self.wait()
+        self._future = run_in_background(work)
+        self._take = take
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return self._future is not None and not self._future.done()
+
+    def wait(self) -> None:
+        """Wait for the job and pass its result to `take`, unless that was done before.
+
+        Raises what the job raised; FaultError if it ran out of host memory (MemoryError never
+        means GPU memory).
+        """
+        future = self._future
+        self._future = None
+        if future is None:
+            return
+
+        error = future.exception()
+        if isinstance(error, MemoryError):
+            raise FaultError(f"out of memory (host RAM, not GPU memory): {self.what}") from error
+        self._take(future.result())
+
+
+# ---- torch's own threads
 
 
 @cache  # once in a process: the hook cannot be removed

@@ -20,7 +20,7 @@ from training.schedule import Schedule
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from training.state import TrainState
-from utils.background import BackgroundTask
+from utils.threads import BackgroundTask
 from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Model, Replica
 from utils.distributed.world import World

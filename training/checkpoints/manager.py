@@ -14,12 +14,12 @@ from training.checkpoints.preemption import InterruptedRunError, PreemptedExit, 
 from training.checkpoints.usable_weights import largest_weight, newest_usable
 from training.nonfinite import advise
 from training.state import TrainState
-from utils.background import BackgroundTask
 from utils.files import checkpoint_file
 from utils.files.fingerprint import ABSENT, file_state
 from utils.files.writers import write_json
 from utils.log import Say
 from utils.terminal import FaultError, print_lines
+from utils.threads import BackgroundTask
 
 PREEMPTED = "preempted.json"
 

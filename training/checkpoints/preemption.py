@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.background import BackgroundTask
 from utils.distributed.host_copies import AsyncHostCopy
 from utils.distributed.world import World
 from utils.terminal import AgreedExit
+from utils.threads import BackgroundTask
 
 SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)

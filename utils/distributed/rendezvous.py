@@ -23,9 +23,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from utils.background import run_in_background
 from utils.distributed.launch import RankInfo
 from utils.terminal import FaultError
+from utils.threads import run_in_background
 
 POLL_S = 0.02
 # timeout of one attempt to connect: a machine that is switched off does not answer at all

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.background import run_in_background
+from utils.threads import run_in_background
 
 BATCHES = 3  # number of batches that are drawn
 

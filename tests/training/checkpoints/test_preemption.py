@@ -13,8 +13,8 @@ import torch.distributed as dist
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from training.checkpoints import preemption
 from training.checkpoints.preemption import SIGNALS, PreemptedExit, SaveTrigger
-from utils.background import BackgroundTask
 from utils.distributed.world import World
+from utils.threads import BackgroundTask
 
 CPU = torch.device("cpu")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGUSR1")
