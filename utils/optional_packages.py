@@ -5,24 +5,25 @@ from collections.abc import Iterable
 from types import ModuleType
 
 
-def require(package: str, purpose: str) -> ModuleType:
-    """Import and return an optional package, or a module of one.
+def import_optional(package: str, purpose: str) -> ModuleType:
+    """Import an optional package, or a module of one, and return it.
 
     Raises ValueError with the pip command if it is not installed, or cannot be imported.
 
-    >>> require("json", "reading JSON").__name__
+    >>> import_optional("json", "reading JSON").__name__
     'json'
     """
-    return require_all([package], purpose)[0]
+    return import_all_optional([package], purpose)[0]
 
 
-def require_all(packages: Iterable[str], purpose: str) -> list[ModuleType]:
-    """Import and return optional packages, or modules of them.
+def import_all_optional(packages: Iterable[str], purpose: str) -> list[ModuleType]:
+    """Import optional packages, or modules of them, and return them.
 
     Raises ValueError with one pip command for all that are not installed, or cannot be imported;
     then with the reason.
 
-    >>> [module.__name__ for module in require_all(["json", "json.decoder"], "reading JSON")]
+    >>> modules = import_all_optional(["json", "json.decoder"], "reading JSON")
+    >>> [module.__name__ for module in modules]
     ['json', 'json.decoder']
     """
     imported = []

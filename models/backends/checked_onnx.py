@@ -9,7 +9,7 @@ from typing import Any
 
 from models.export.metadata import KEY, ExportedModel, read_metadata
 from models.export.to_onnx import onnx_digest
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 from utils.printable import excerpt, printable
 
 MAX_FILE = (1 << 31) - 1  # bytes, protobuf's limit
@@ -28,7 +28,7 @@ def read_onnx(path: Path) -> tuple[bytes, ExportedModel]:
 
 
 def _read(path: Path) -> tuple[bytes, ExportedModel]:
-    onnx = require("onnx", "an ONNX file")
+    onnx = import_optional("onnx", "an ONNX file")
     if not path.is_file():
         raise ValueError(
             f"{printable(path)}: {'is not a regular file' if path.exists() else 'no such file'}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.backends.checked_onnx import read_onnx
 from models.backends.exported import ExportedBackend
 from models.export.metadata import INPUT, ExportedModel
-from utils.optional_packages import require, require_all
+from utils.optional_packages import import_all_optional, import_optional
 from utils.printable import one_line, printable
 
 
@@ -25,7 +25,7 @@ class OnnxBackend(ExportedBackend):
         self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
     ) -> None:
         super().__init__(model, device, threads=threads)
-        runtime = require("onnxruntime", "an ONNX file")
+        runtime = import_optional("onnxruntime", "an ONNX file")
         options = runtime.SessionOptions()
         # A session has one pool of threads, which all callers share and which works beside each of
         # them.
@@ -77,7 +77,7 @@ def load_onnx(path: Path, device: torch.device, *, threads: int = 1) -> OnnxBack
 
     Raises ValueError if the file is damaged, refused (`read_onnx`), or does not run.
     """
-    require_all(("onnx", "onnxruntime"), "an ONNX file")
+    import_all_optional(("onnx", "onnxruntime"), "an ONNX file")
     content, model = read_onnx(path)
     try:
         return OnnxBackend(content, model, device, threads=threads)

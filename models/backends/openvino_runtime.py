@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.backends.checked_openvino import OpenVinoFiles, read_openvino
 from models.backends.exported import ExportedBackend
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 from utils.printable import one_line, printable
 
 
@@ -27,7 +27,7 @@ class OpenVinoBackend(ExportedBackend):
         self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1
     ) -> None:
         super().__init__(files.model, device, threads=threads)
-        runtime = require("openvino", "an OpenVINO model")
+        runtime = import_optional("openvino", "an OpenVINO model")
         # OpenVINO's first conversion of an array deadlocks if two threads make it at once, so this
         # thread makes it.
         _ = runtime.Tensor(np.zeros(1, np.float32), shared_memory=True).data

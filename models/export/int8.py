@@ -15,7 +15,7 @@ from torch import Tensor
 from models.export.metadata import INPUT, KEY, read_metadata
 from models.export.quiet import quiet
 from models.export.to_onnx import with_metadata
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 
 
 class _Images:
@@ -41,9 +41,9 @@ def quantized_onnx(content: bytes, batches: Iterable[Tensor]) -> bytes:
     because processors without VNNI saturate sums of products of unsigned and signed 8-bit numbers.
     Raises ValueError if onnxruntime or onnx is missing.
     """
-    onnx = require("onnx", "quantization")
+    onnx = import_optional("onnx", "quantization")
     with quiet():
-        quantization = require("onnxruntime.quantization", "quantization of an ONNX file")
+        quantization = import_optional("onnxruntime.quantization", "quantization of an ONNX file")
     proto = onnx.ModelProto.FromString(content)
     model = next(
         read_metadata(each.value, Path()) for each in proto.metadata_props if each.key == KEY
@@ -91,8 +91,10 @@ def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
     ranges, the means of extreme values. Raises ValueError if nncf is missing.
     """
     with quiet():
-        nncf = require("nncf", "quantization of an OpenVINO model")
-        ranges = require("nncf.quantization.range_estimator", "quantization of an OpenVINO model")
+        nncf = import_optional("nncf", "quantization of an OpenVINO model")
+        ranges = import_optional(
+            "nncf.quantization.range_estimator", "quantization of an OpenVINO model"
+        )
         names = sorted(float_openvino_nodes(graph))
         scope = nncf.IgnoredScope(
             names=names, types=["Add", "Concat", "MaxPool", "Multiply"], validate=False

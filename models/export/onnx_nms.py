@@ -13,7 +13,7 @@ import numpy as np
 
 from models.export.graph import MAX_CANDIDATES
 from models.export.metadata import NMS_OUTPUTS, RAW_OUTPUTS, Suppression
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 
 PREFIX = "nms_"  # of all names, so that none is taken
 
@@ -22,8 +22,10 @@ class Nodes:
     """Appends nodes and constants to a graph; each method returns the names of the new values."""
 
     def __init__(self, graph: Any) -> None:
-        self.graph, self.count, self.helper = graph, 0, require("onnx.helper", "export to ONNX")
-        self.from_array = require("onnx.numpy_helper", "export to ONNX").from_array
+        self.graph = graph
+        self.count = 0
+        self.helper = import_optional("onnx.helper", "export to ONNX")
+        self.from_array = import_optional("onnx.numpy_helper", "export to ONNX").from_array
 
     def name(self) -> str:
         self.count += 1

@@ -12,7 +12,7 @@ from models.export.graph import RawGraph
 from models.export.metadata import INPUT, KEY, MAX_BATCH, MAX_SIDE, RAW_OUTPUTS, ExportedModel
 from models.export.onnx_nms import add_suppression
 from models.export.quiet import quiet
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 
 MAX_BYTES = 2_000_000_000  # protobuf's limit is 2^31 - 1
 LOWEST_OPSET, HIGHEST_OPSET = 17, 23
@@ -26,7 +26,7 @@ def onnx_bytes(export: Export) -> bytes:
     Raises ValueError if onnx or onnxscript is missing, or the model is too large for one file.
     """
     for package in ("onnx", "onnxscript"):
-        require(package, "export to ONNX")
+        import_optional(package, "export to ONNX")
     size = sum(parameter.nbytes for parameter in export.detector.parameters())
     if size > MAX_BYTES:
         raise ValueError(

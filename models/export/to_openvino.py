@@ -8,7 +8,7 @@ from typing import Any
 
 from models.export.metadata import KEY, ExportedModel
 from utils.files.writers import write_text
-from utils.optional_packages import require
+from utils.optional_packages import import_optional
 from utils.printable import printable
 
 METADATA = "metadata.json"
@@ -20,7 +20,8 @@ def openvino_model(content: bytes) -> Any:
 
     Raises ValueError if openvino or onnx is missing.
     """
-    openvino, onnx = (require(package, "export to OpenVINO") for package in ("openvino", "onnx"))
+    openvino = import_optional("openvino", "export to OpenVINO")
+    onnx = import_optional("onnx", "export to OpenVINO")
     proto = onnx.ModelProto.FromString(content)
     del proto.metadata_props[:]  # OpenVINO would copy it
     model = openvino.Core().read_model(proto.SerializeToString())
@@ -32,7 +33,7 @@ def keep_order_of_ties(model: Any) -> None:
     """Make every TopK stable, in place: of equal scores the lower index is first, as ONNX
     specifies.
     """
-    opset = require("openvino.opset11", "export to OpenVINO")
+    opset = import_optional("openvino.opset11", "export to OpenVINO")
     for node in model.get_ordered_ops():
         if node.get_type_name() == "TopK":
             given = node.get_attributes()
@@ -61,7 +62,7 @@ def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: Exported
     """Write the folder, which does not exist; weights in 16 bits if the metadata's precision is
     fp16.
     """
-    openvino = require("openvino", "export to OpenVINO")
+    openvino = import_optional("openvino", "export to OpenVINO")
     openvino_graph.set_rt_info(model.to_json(), [KEY])
     folder.mkdir()
     graph = folder / f"{stem}.xml"

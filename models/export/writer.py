@@ -21,7 +21,7 @@ from models.export.to_onnx import onnx_bytes
 from models.export.to_openvino import SUFFIX, openvino_model, require_replaceable, write_openvino
 from models.export.to_torchscript import torchscript_bytes
 from utils.files.atomic import name_os_errors, replace_folder, temporary_folder
-from utils.optional_packages import require_all
+from utils.optional_packages import import_all_optional
 from utils.printable import printable
 
 SUFFIXES = {"torchscript": ".torchscript", "onnx": ".onnx", "openvino": SUFFIX}
@@ -45,7 +45,7 @@ def require_packages(formats: Sequence[str], *, int8: bool) -> None:
         if int8:
             needed += QUANTIZERS.get(name, ())
     with quiet():
-        require_all(dict.fromkeys(needed), f"--include {' '.join(formats)}")
+        import_all_optional(dict.fromkeys(needed), f"--include {' '.join(formats)}")
 
 
 class Writer:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from utils.optional_packages import require, require_all
+from utils.optional_packages import import_all_optional, import_optional
 
 
 def test_missing_package_is_named_with_its_pip_command(monkeypatch):
@@ -13,12 +13,12 @@ def test_missing_package_is_named_with_its_pip_command(monkeypatch):
             ValueError,
             match=r"^reading needs the package no_such_package: pip install no_such_package",
         ):
-            require(name, "reading")
+            import_optional(name, "reading")
     monkeypatch.setitem(
         sys.modules, "onnx", None
     )  # as Python marks a module that cannot be imported
     with pytest.raises(ValueError, match="pip install onnx"):
-        require("onnx", "reading")
+        import_optional("onnx", "reading")
 
 
 def test_several_missing_packages_are_named_once_each(monkeypatch):
@@ -27,10 +27,10 @@ def test_several_missing_packages_are_named_once_each(monkeypatch):
     with pytest.raises(
         ValueError, match=r"^a test needs the packages aaa and bbb: pip install aaa bbb$"
     ):
-        require_all(["json", "aaa", "bbb.part", "bbb"], "a test")
+        import_all_optional(["json", "aaa", "bbb.part", "bbb"], "a test")
     with pytest.raises(ValueError, match=r"^a test needs the package aaa: pip install aaa$"):
-        require_all(["aaa", "json"], "a test")
-    assert require_all([], "a test") == []
+        import_all_optional(["aaa", "json"], "a test")
+    assert import_all_optional([], "a test") == []
 
 
 def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypatch, tmp_path):
@@ -39,4 +39,4 @@ def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypat
     with pytest.raises(
         ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"
     ):
-        require("broken_package", "a test")
+        import_optional("broken_package", "a test")
