@@ -223,7 +223,7 @@ def many_cores() -> None:
 
 def short_timeouts() -> None:
     """Shorten the time that a process waits for others, to keep the tests short."""
-    session.PATIENCE_S = 1.0
+    session.SHUTDOWN_WAIT_S = 1.0
 
 
 def short_join() -> None:
@@ -231,7 +231,7 @@ def short_join() -> None:
     come: on a machine under load, another process may start seconds later.
     """
     short_timeouts()
-    session.JOIN_S = 1.0
+    session.LATE_JOIN_TIMEOUT_S = 1.0
 
 
 # ---------------------------------------------------------------------- jobs

@@ -69,7 +69,7 @@ def many_steps() -> None:
     )  # only needed for a power cut: after a kill the system still writes data
     for name, value in OF_EIGHT.items():
         setattr(GlobalBatch, name, value)
-    session.PATIENCE_S = session.JOIN_S = 1.0
+    session.SHUTDOWN_WAIT_S = session.LATE_JOIN_TIMEOUT_S = 1.0
 
 
 def killed() -> None:

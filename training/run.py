@@ -37,7 +37,7 @@ from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeight
 from training.start import check_model
 from training.state import TrainState
 from utils.distributed.world import World
-from utils.files.checkpoint_file import fingerprint
+from utils.files.checkpoint_file import digest_of_checkpoint
 from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files
 from utils.files.writers import write_json, write_yaml
@@ -245,7 +245,7 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
         flags = replace(flags, resume=find_last(flags.resume, Path(flags.project), say))
 
     saved = read_checkpoint(flags.resume) if flags.resume else None
-    digest = fingerprint(Path(flags.resume)) if saved else ""
+    digest = digest_of_checkpoint(Path(flags.resume)) if saved else ""
     if len(set(world.all_gather_object(digest))) > 1:
         raise ValueError(
             f"{flags.resume}: differs between the processes; all machines must read the same file"

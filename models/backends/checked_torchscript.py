@@ -19,7 +19,7 @@ from utils.files.pickled import (
     ClassName,
     PickleReader,
     Record,
-    Stored,
+    StorageReference,
     is_view,
     open_limited,
 )
@@ -149,10 +149,12 @@ def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
                 raise ValueError(f"it builds a {excerpt(name)}")
             stored, offset, size, strides = args[:4]
             content = (
-                entries.get(f"{folder}/{stored.key}", b"") if isinstance(stored, Stored) else b""
+                entries.get(f"{folder}/{stored.key}", b"")
+                if isinstance(stored, StorageReference)
+                else b""
             )
             if (
-                not isinstance(stored, Stored)
+                not isinstance(stored, StorageReference)
                 or len(content) != stored.count * stored.dtype.itemsize
             ):
                 raise ValueError("one of its tensors has another size than its storage")

@@ -24,7 +24,7 @@ class PeerWatch:
 
     rendezvous: with its own connection, because a wait in the main thread blocks the main thread's
     connection. grace_s: how long the main thread has to notice the failure itself. end: called with
-    the exit code. patience_s: how long the store and the other processes may take to answer. If the
+    the exit code. timeout_s: how long the store and the other processes may take to answer. If the
     network is cut, torch's client and the main thread wait for 15 minutes; for a process that was
     killed, `Rendezvous.wait` waits forever.
 
@@ -38,20 +38,20 @@ class PeerWatch:
         rendezvous: Rendezvous,
         grace_s: float,
         end: Callable[[int], object],
-        patience_s: float = math.inf,
+        timeout_s: float = math.inf,
     ) -> None:
-        self.rendezvous, self.grace_s, self.end, self.patience_s = (
+        self.rendezvous, self.grace_s, self.end, self.timeout_s = (
             rendezvous,
             grace_s,
             end,
-            patience_s,
+            timeout_s,
         )
         self._stopped = threading.Event()
         # exit code of a failure that another process has reported, or 1 if this one has found it
         # dead
         self.code = 0
         self._store_lost, self._silent_s = False, 0.0
-        silence_s = patience_s + grace_s  # a collective ends before it
+        silence_s = timeout_s + grace_s  # a collective ends before it
         self._silent_questions = silence_s / ASK_S
         self._questions_per_beat = max(1, int(min(silence_s / 20, HEARTBEAT_S) / ASK_S))
         self._watched = [*range(1, rendezvous.size)] if rendezvous.rank == 0 else [0]
@@ -99,7 +99,7 @@ class PeerWatch:
             first, self.code = self.rendezvous.claim_failure(1)
             if first:
                 self._report(
-                    f"rank {rank} gave no sign of life for {self.patience_s:g} s (--dist-timeout)"
+                    f"rank {rank} gave no sign of life for {self.timeout_s:g} s (--dist-timeout)"
                 )
 
     def _check(self) -> None:
@@ -112,12 +112,12 @@ class PeerWatch:
                 return
 
     def _failed(self) -> bool:
-        return self.code > 0 or self._store_lost or self._silent_s > self.patience_s
+        return self.code > 0 or self._store_lost or self._silent_s > self.timeout_s
 
     def _reason(self) -> str:
         if self._store_lost:
             return PEER_DIED
-        silence = f"the store did not answer within {self.patience_s:g} s (--dist-timeout)"
+        silence = f"the store did not answer within {self.timeout_s:g} s (--dist-timeout)"
         return f"{silence}: its machine or the network is down"
 
     def _report(self, reason: str) -> None:

@@ -40,15 +40,15 @@ from utils.startup import SPAWNED, is_first_process
 from utils.terminal import AgreedExit, FaultError, exit_code
 
 GRACE_S = 10.0  # time for a process to end by itself after another one has failed
-PATIENCE_S = 5.0  # how long processes that end together wait for each other
-JOIN_S = 30.0  # timeout of the rendezvous of a process that failed before it
+SHUTDOWN_WAIT_S = 5.0  # how long processes that end together wait for each other
+LATE_JOIN_TIMEOUT_S = 30.0  # timeout of the rendezvous of a process that failed before it
 
 
 class LostError(FaultError):
     """Another process died."""
 
 
-class Connection:
+class DistributedSession:
     """Connects this process to the others.
 
     `world = connect(launch)` in `with distributed_session() as connect`.
@@ -134,7 +134,7 @@ class Connection:
         rendezvous = join_rendezvous(store, rank_info, timeout_s)
         own = of_generation(open_own(again=True), rendezvous.generation)
         self.watch = PeerWatch(
-            replace(rendezvous, store=own), GRACE_S, end=os._exit, patience_s=timeout_s
+            replace(rendezvous, store=own), GRACE_S, end=os._exit, timeout_s=timeout_s
         )
         self.rendezvous = rendezvous
         self.hosts = hosts_store(rank_info, url)
@@ -160,8 +160,8 @@ class Connection:
             return self._end_alone(error)
         first, code = self._claim(rendezvous, error)
         exit_after_grace(code)
-        self.leave(PATIENCE_S)  # so that no process waits in a collective for this one
-        rendezvous.wait_for_all_to_end(PATIENCE_S if code == 2 or self.hosts else 0)
+        self.leave(SHUTDOWN_WAIT_S)  # so that no process waits in a collective for this one
+        rendezvous.wait_for_all_to_end(SHUTDOWN_WAIT_S if code == 2 or self.hosts else 0)
         end = explain(error)
         if isinstance(end, LostError) and SPAWNED in os.environ:
             return SystemExit(LOST)  # the launcher reports it
@@ -173,7 +173,7 @@ class Connection:
             return False, error.code
         try:
             if isinstance(error, ValueError) and rendezvous.rank > 0:
-                rendezvous.wait_for_failure(PATIENCE_S)
+                rendezvous.wait_for_failure(SHUTDOWN_WAIT_S)
             return rendezvous.claim_failure(exit_code(error))
         except dist.DistError:  # the store ended with rank 0 or with the launcher
             reported = self.watch.code if self.watch else 0
@@ -188,7 +188,7 @@ class Connection:
         with suppress(ValueError, FaultError, dist.DistError):
             rank_info = read_rank_info_leniently(os.environ)
             return (
-                self.join(rank_info, find_dist_url(sys.argv), JOIN_S)
+                self.join(rank_info, find_dist_url(sys.argv), LATE_JOIN_TIMEOUT_S)
                 if rank_info.size > 1
                 else None
             )
@@ -212,7 +212,7 @@ class Connection:
         and ends last.
         """
         if self.rendezvous:
-            self.rendezvous.wait_for_all_to_end(PATIENCE_S if self.hosts else 0)
+            self.rendezvous.wait_for_all_to_end(SHUTDOWN_WAIT_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
         """Destroy the process groups; give up after some seconds, since other processes may have
@@ -252,14 +252,14 @@ def exit_after_grace(code: int) -> None:
 
 
 @contextmanager
-def distributed_session() -> Iterator[Connection]:
+def distributed_session() -> Iterator[DistributedSession]:
     """Run a script in one or several processes: `with distributed_session() as connect: main(cfg,
     connect(launch))`.
 
     Whatever ends one process ends all of them. The first error is reported once. Process groups are
     always destroyed.
     """
-    connection = Connection()
+    connection = DistributedSession()
     try:
         yield connection
         connection.part()
@@ -330,7 +330,7 @@ def explain(error: BaseException) -> BaseException:
             "to each process "
             "(srun --gpus-per-task=1)"
         )
-    if re.search(r"connectFullMesh|Connection refused", text):
+    if re.search(r"connectFullMesh|DistributedSession refused", text):
         return FaultError(
             "the processes cannot reach each other at their own addresses: set the network "
             "interface with "

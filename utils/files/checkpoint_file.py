@@ -104,7 +104,7 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
-def fingerprint(path: Path) -> str:
+def digest_of_checkpoint(path: Path) -> str:
     """Text that differs between checkpoint files with different contents: their checksums, which
     the file stores.
     """

@@ -48,15 +48,15 @@ class FolderLock:
     __del__ = release
 
 
-def lock_folder(folder: Path, patience_s: float = 5.0) -> FolderLock:
+def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
     """Lock a run folder for this process. Raises ValueError if another process holds it for longer
-    than `patience_s`.
+    than `wait_s`.
 
     Loader processes do not inherit the lock, and the operating system releases it however this
     process ends. The wait is for a launcher that restarts processes before the old ones have ended.
     On a disk that does not support locks the folder counts as free.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + wait_s
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     with suppress(OSError):  # this disk does not support locks
         while not _locked(descriptor, inherited=False):

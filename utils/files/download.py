@@ -134,7 +134,7 @@ def fetch(
     OSError if the disk is full.
     """
     check_url(source.url)
-    part = Part.found(source.url, target)
+    part = PartialFile.load(source.url, target)
     for last in (False, True):
         with tqdm(unit="B", unit_scale=True, desc=str(source), disable=None, leave=False) as bar:
             transfer = _Transfer(part, bar, limit, stall_s, may_resume=bool(source.sha256))
@@ -163,7 +163,7 @@ def sha256_of(file: Path) -> str:
 
 
 @dataclass
-class Part:
+class PartialFile:
     """The part of a file received so far, and a note of its version; both on disk, so that a later
     run can resume.
 
@@ -178,7 +178,7 @@ class Part:
     modified: str = ""
 
     @classmethod
-    def found(cls, url: str, target: Path) -> "Part":
+    def load(cls, url: str, target: Path) -> "PartialFile":
         """The part of the file at `url` that an earlier run left, or an empty part if there is no
         usable one.
         """
@@ -233,7 +233,7 @@ class _Transfer:
     file's version.
     """
 
-    part: Part
+    part: PartialFile
     bar: Any
     limit: int
     stall_s: float

@@ -160,7 +160,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StorageReference:
     """A tensor storage: `count` numbers in the entry data/`key`."""
 
     dtype: torch.dtype
@@ -309,7 +309,7 @@ def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
     return len(pairs) - len(fit)
 
 
-def _stored(reference: Any) -> Stored:
+def _stored(reference: Any) -> StorageReference:
     """The storage of a torch.save reference: ("storage", class, key, device, count)."""
     if not isinstance(reference, tuple) or len(reference) != 5:
         raise ValueError("it has an invalid storage reference")
@@ -320,7 +320,7 @@ def _stored(reference: Any) -> Stored:
         raise ValueError("it has an invalid storage reference")
     if storage.name not in DTYPES:
         raise ValueError(f"it has tensors of {storage.name}, which is unknown")
-    return Stored(DTYPES[storage.name], key, count)
+    return StorageReference(DTYPES[storage.name], key, count)
 
 
 class TensorReader:
@@ -348,7 +348,9 @@ class TensorReader:
         if not is_args(value.args, 4):
             raise ValueError("one of its tensors is damaged")
         stored, offset, size, strides = value.args[:4]
-        if not isinstance(stored, Stored) or not is_view(stored.count, offset, size, strides):
+        if not isinstance(stored, StorageReference) or not is_view(
+            stored.count, offset, size, strides
+        ):
             raise ValueError("one of its tensors reaches outside its storage")
         self._left -= math.prod(size) * stored.dtype.itemsize
         if self._left < 0:
@@ -358,7 +360,7 @@ class TensorReader:
             return torch.empty(size, dtype=stored.dtype)
         return torch.frombuffer(content, dtype=stored.dtype).as_strided(size, strides, offset)
 
-    def _storage(self, stored: Stored) -> bytearray:
+    def _storage(self, stored: StorageReference) -> bytearray:
         if stored.key not in self._read:
             self._read[stored.key] = self._archive.read(f"data/{stored.key}", self._archive.size)
         content = self._read[stored.key]

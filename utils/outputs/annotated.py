@@ -27,7 +27,7 @@ class Annotator:
         )
         self._last: tuple[Frame, NDArray[np.uint8]] | None = None
 
-    def draw(self, frame: Frame, found: ImageDetections) -> NDArray[np.uint8]:
+    def draw(self, frame: Frame, detections: ImageDetections) -> NDArray[np.uint8]:
         """The frame with its detections, uint8 [H, W, 3] BGR; the same array if the last call was
         for this frame.
         """
@@ -36,9 +36,9 @@ class Annotator:
 
             drawn = draw_detections(
                 frame.image,
-                found.boxes_xyxy,
-                found.class_ids,
-                found.scores,
+                detections.boxes_xyxy,
+                detections.class_ids,
+                detections.scores,
                 self.names,
                 line_width=self.line_width,
                 show_labels=self.show_labels,

@@ -46,10 +46,10 @@ class Crops:
         self._names = OutputNames(known)
         self._sources = sources
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         stem = with_number(self._names.stem(frame), frame)
         next_number: dict[int, int] = {}  # so that many objects of one class take no quadratic time
-        for class_id, box in zip(found.class_ids.tolist(), found.boxes_xyxy, strict=True):
+        for class_id, box in zip(detections.class_ids.tolist(), detections.boxes_xyxy, strict=True):
             crop = cut_out(frame.image, box)
             if not crop.size:
                 continue

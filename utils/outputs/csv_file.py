@@ -59,14 +59,17 @@ class CsvFile:
         self.names = [as_cell(str(name)) for name in names]
         self._rows = AppendedRows(path, COLUMNS)
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         image = as_cell(frame.name)
         number = "" if frame.number is None else frame.number
         source = as_cell(frame.path)
 
         rows = []
         columns = zip(
-            found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True
+            detections.class_ids.tolist(),
+            detections.scores.tolist(),
+            detections.boxes_xyxy.tolist(),
+            strict=True,
         )
         for class_id, score, box in columns:
             values = [f"{value:.6g}" for value in (score, *box)]

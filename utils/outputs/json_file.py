@@ -29,15 +29,18 @@ class JsonFile:
         with name_os_errors(path):
             self._stream = self._temporary.open("w", encoding="utf-8", newline="\n")
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         self.images += 1
-        low, high = np.split(found.boxes_xyxy, 2, axis=1)
+        low, high = np.split(detections.boxes_xyxy, 2, axis=1)
         boxes_xywh = np.concatenate([low, high - low], 1)
         further: dict[str, str | int] = {"source": file_name_text(frame.path)}
         if frame.number is not None:
             further["frame"] = frame.number
         columns = zip(
-            (found.class_ids + 1).tolist(), boxes_xywh.tolist(), found.scores.tolist(), strict=True
+            (detections.class_ids + 1).tolist(),
+            boxes_xywh.tolist(),
+            detections.scores.tolist(),
+            strict=True,
         )
         for category_id, box, score in columns:
             row = coco_row(self.images, category_id, box, score, frame.name) | further

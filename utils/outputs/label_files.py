@@ -39,17 +39,17 @@ class LabelFiles:
         self._names = OutputNames(known)
         self._sources = sources
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         height, width = frame.image.shape[:2]
-        low, high = np.split(found.boxes_xyxy, 2, axis=1)
+        low, high = np.split(detections.boxes_xyxy, 2, axis=1)
         columns = (
             yolo_columns(
                 np.concatenate([low, high - low], 1), np.array([width, height], np.float64)
             )
             if self.text_format == YOLO
-            else found.boxes_xyxy
+            else detections.boxes_xyxy
         )
-        text = label_rows(found.class_ids, columns, found.scores if self.scores else None)
+        text = label_rows(detections.class_ids, columns, detections.scores if self.scores else None)
         stem = with_number(self._names.stem(frame, ".txt"), frame)
         output = f"labels/{stem}.txt"
         write_text(prepare_file(self.folder, output), text)

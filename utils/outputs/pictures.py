@@ -38,10 +38,10 @@ class PictureFiles:
         self._names = OutputNames(known)
         self._sources = sources
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         if frame.number is not None:
             return
-        image = self.annotator.draw(frame, found)
+        image = self.annotator.draw(frame, detections)
         suffix = picture_suffix(frame.name, image)
         output = self._names.picture(frame, suffix)
         file = prepare_file(self.folder, output)

@@ -30,7 +30,7 @@ class SourcesFile:
         frame = "" if number is None else number
         self._rows.append([(as_cell(output), as_cell(source), frame)])
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         """Do nothing: the outputs that write files call `add`."""
 
     def close(self) -> None:

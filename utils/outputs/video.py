@@ -61,9 +61,9 @@ class VideoFiles:
         self._numbers = itertools.count(1)
         self._videos: RecentlyUsed[_Video] = RecentlyUsed(self._finish)
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
         if frame.number is not None:
-            image = self.annotator.draw(frame, found)
+            image = self.annotator.draw(frame, detections)
             # the folder was removed: reported when the video is finished
             with suppress(FileNotFoundError):
                 require_free_space(self.folder, MIN_FREE_BYTES)

@@ -46,8 +46,8 @@ class Window:
         self._thread = ThreadPoolExecutor(1, "window")
         self._windows: RecentlyUsed[str] = RecentlyUsed(_destroy)
 
-    def write(self, frame: Frame, found: ImageDetections) -> None:
-        image = self.annotator.draw(frame, found)
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
+        image = self.annotator.draw(frame, detections)
         title = IMAGES if frame.number is None else printable(frame.name)
         if not self._call(
             lambda: self._show(title, image, 0.0 if frame.number is not None else self.image_s)

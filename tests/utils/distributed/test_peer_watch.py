@@ -34,7 +34,7 @@ Start = Callable[..., tuple[Rendezvous, ExitRecorder, PeerWatch]]
 
 @pytest.fixture(params=["tcp", "file"])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """start(rank, size, grace_s, patience_s): a process's rendezvous, its replacement of os._exit,
+    """start(rank, size, grace_s, timeout_s): a process's rendezvous, its replacement of os._exit,
     and its watch.
     """
     host = start_store()
@@ -46,10 +46,10 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         return connect_store(host)
 
     def one(
-        rank: int, size: int = 2, grace_s: float = 0.5, patience_s: float = 600
+        rank: int, size: int = 2, grace_s: float = 0.5, timeout_s: float = 600
     ) -> tuple[Rendezvous, ExitRecorder, PeerWatch]:
         ended = ExitRecorder()
-        watches.append(PeerWatch(Rendezvous(connect(), 1, rank, size), grace_s, ended, patience_s))
+        watches.append(PeerWatch(Rendezvous(connect(), 1, rank, size), grace_s, ended, timeout_s))
         return Rendezvous(connect(), 1, rank, size), ended, watches[-1]
 
     yield one
@@ -106,7 +106,7 @@ def test_process_that_died_ends_all_others(start, capsys, silent, size):
     """A process that was killed claims no failure: its heartbeat stops, here that of the watch of
     rank `silent`.
     """
-    started = [start(rank, size, grace_s=0.5, patience_s=1) for rank in range(size)]
+    started = [start(rank, size, grace_s=0.5, timeout_s=1) for rank in range(size)]
     time.sleep(2.5)
     assert not any(ended.codes for _, ended, _ in started)
     started[silent][2].stop()
@@ -122,13 +122,13 @@ def test_process_that_died_ends_all_others(start, capsys, silent, size):
 
 
 def test_process_that_never_wrote_a_heartbeat_is_reported(start, capsys):
-    _, ended, _ = start(0, patience_s=1)
+    _, ended, _ = start(0, timeout_s=1)
     assert ended.called.wait(6)
     assert capsys.readouterr().err.startswith("error: rank 1 gave no sign of life for 1 s")
 
 
 def test_process_that_ended_in_order_is_not_reported(start, capsys):
-    (first, ended, _), (second, _, watch) = start(0, patience_s=1), start(1, patience_s=1)
+    (first, ended, _), (second, _, watch) = start(0, timeout_s=1), start(1, timeout_s=1)
     second.wait_for_all_to_end(0)
     watch.stop()
     assert not ended.called.wait(4)

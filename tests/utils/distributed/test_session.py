@@ -12,7 +12,7 @@ from utils.distributed.peer_watch import PEER_DIED
 from utils.distributed.rendezvous import PeerFailedError, Rendezvous
 from utils.distributed.session import (
     GRACE_S,
-    Connection,
+    DistributedSession,
     distributed_session,
     explain,
     pick_backend,
@@ -73,14 +73,15 @@ def test_single_process_session_reraises_errors(error):
 
 @pytest.mark.slow
 def test_failure_of_peer_ends_process_silently(monkeypatch):
-    connection, store = Connection(), torch.distributed.HashStore()
-    connection.rendezvous = Rendezvous(store, 1, rank=1, size=2)
+    store = torch.distributed.HashStore()
+    session = DistributedSession()
+    session.rendezvous = Rendezvous(store, 1, rank=1, size=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("utils.distributed.session.exit_after_grace", lambda code: None)
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        end = connection.fail(PeerFailedError(2))
+        end = session.fail(PeerFailedError(2))
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert isinstance(end, SystemExit)

@@ -319,7 +319,7 @@ def test_fingerprint_depends_on_values_and_not_on_path(tmp_path):
     checkpoint_file.save(first, REQUIRED_ENTRIES | {"x": torch.zeros(3)})
     checkpoint_file.save(copy, REQUIRED_ENTRIES | {"x": torch.zeros(3)})
     checkpoint_file.save(other, REQUIRED_ENTRIES | {"x": torch.tensor([0.0, 0.0, 1e-30])})
-    prints = [checkpoint_file.fingerprint(path) for path in (first, copy, other)]
+    prints = [checkpoint_file.digest_of_checkpoint(path) for path in (first, copy, other)]
     assert prints[0] == prints[1] != prints[2]
 
 

@@ -60,7 +60,7 @@ def test_folder_lock_is_held_until_its_process_ends(tmp_path, monkeypatch):
             ValueError,
             match="another run is writing there; wait for its end, or choose another --name",
         ):
-            lock_folder(tmp_path, patience_s=0.3)
+            lock_folder(tmp_path, wait_s=0.3)
     finally:
         other.kill()
         other.communicate()
