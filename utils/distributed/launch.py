@@ -1,5 +1,4 @@
-"""Read rank and number of processes from the launcher's environment variables, and start processes
-for --spawn.
+"""Read rank and number of processes from the launcher's variables; start processes for --spawn.
 
 Three launchers are supported: torch's (`python -m torch.distributed.run`, and the older
 `torch.distributed.launch`), SLURM's srun, and `--spawn`, which starts torch's launcher from here.
@@ -68,9 +67,7 @@ class Launch:
 def read_launch(
     parser: FlagParser, arguments: Sequence[str] | None = None
 ) -> tuple[Launch, dict[str, Any]]:
-    """Parse a command line into the flags of Launch, which every script has, and the other flags of
-    the parser.
-    """
+    """Parse a command line into Launch, whose flags every script has, and the other flags."""
     add = parser.add_argument
     add(
         "--device",
@@ -95,28 +92,33 @@ def read_launch(
         type=int,
         help="set by older launchers (default: from LOCAL_RANK)",
     )
-    parser.set_defaults(**asdict(Launch()))
+    defaults = asdict(Launch())
+    parser.set_defaults(**defaults)
     values = vars(parser.read(arguments))
-    return Launch(**{name: values.pop(name) for name in asdict(Launch())}), values
+    launch = Launch(**{name: values.pop(name) for name in defaults})
+    return launch, values
 
 
 def find_dist_url(words: Sequence[str]) -> str:
-    """The value of --dist-url in a command line whose other flags may be invalid.
+    """Return the value of --dist-url in a command line whose other flags may be invalid.
 
     >>> find_dist_url(["--bogus", "--dist-url", "tcp://a:1"])
     'tcp://a:1'
     >>> find_dist_url(["--dist-url=file:///x"]), find_dist_url([])
     ('file:///x', 'env://')
     """
-    words = [part for word in words for part in word.split("=", 1)]
-    return next((url for flag, url in pairwise(words) if flag == "--dist-url"), "env://")
+    parts: list[str] = []
+    for word in words:
+        parts += word.split("=", 1)
+    for flag, url in pairwise(parts):
+        if flag == "--dist-url":
+            return url
+    return "env://"
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank of a process among the `size` of a run; its `local_rank` among the `local_size` on its
-    machine.
-    """
+    """Rank of a process among the `size` of a run, and among the `local_size` on its machine."""
 
     rank: int = 0
     size: int = 1
@@ -131,7 +133,7 @@ class RankInfo:
 
 
 def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> RankInfo:
-    """The rank information in the launcher's variables; that of a single process if there are none.
+    """Return the rank information in the launcher's variables; without, that of a single process.
 
     local_rank: from the command line, where older launchers pass it; -1 if not given.
     Raises ValueError for variables that are incomplete or contradict each other.
@@ -141,6 +143,7 @@ def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> Rank
         return _from_torch(given, local_rank)
     if "SLURM_PROCID" in given and _slurm_size(given) > 1 and "TORCHELASTIC_RUN_ID" not in given:
         return _from_slurm(given)
+
     if local_rank > 0:
         why = "RANK and WORLD_SIZE do not describe several processes; use a launcher"
         raise ValueError(f"--local-rank {local_rank}: {why}")
@@ -148,25 +151,24 @@ def read_rank_info(environment: Mapping[str, str], local_rank: int = -1) -> Rank
 
 
 def read_rank_info_leniently(environment: Mapping[str, str]) -> RankInfo:
-    """Rank, size and rendezvous address, even if other variables are invalid: enough for processes
-    to end together.
+    """Return rank, size and rendezvous address, even if other variables are invalid.
+
+    That is enough for processes to end together.
     """
     given = {name: value for name, value in environment.items() if value}
     try:
         return read_rank_info(environment)
     except ValueError:
-        rank, size = _read_count(given, "RANK"), _read_count(given, "WORLD_SIZE")
+        rank = _read_count(given, "RANK")
+        size = _read_count(given, "WORLD_SIZE")
         if rank >= size:
             raise
-        hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return RankInfo(
             rank,
             size,
-            0,
-            1,
-            given.get("MASTER_ADDR", ""),
-            _read_count(given, "MASTER_PORT"),
-            hosted,
+            host=given.get("MASTER_ADDR", ""),
+            port=_read_count(given, "MASTER_PORT"),
+            hosted=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 
 
@@ -179,7 +181,7 @@ def _is_single(given: Mapping[str, str]) -> bool:
 
 
 def _read_count(given: Mapping[str, str], name: str) -> int:
-    """The value of a variable as an integer, 0 or more."""
+    """Return the value of a variable as an integer, 0 or more; ValueError for other texts."""
     text = given.get(name, "")
     if not text.isdecimal():
         what = f"is {text[:40]!r}" if text else "is not set"
@@ -188,11 +190,19 @@ def _read_count(given: Mapping[str, str], name: str) -> int:
 
 
 def _from_torch(given: Mapping[str, str], flag: int) -> RankInfo:
-    rank, size = _read_count(given, "RANK"), _read_count(given, "WORLD_SIZE")
+    """Return the rank information in the variables of torch's launchers.
+
+    flag: --local-rank, -1 if not given.
+    """
+    # Among all processes.
+    rank = _read_count(given, "RANK")
+    size = _read_count(given, "WORLD_SIZE")
     if rank >= size:
         raise ValueError(
             f"RANK is {rank} and WORLD_SIZE is {size}: ranks run from 0 to {max(size - 1, 0)}"
         )
+
+    # Among those of this machine.
     if "LOCAL_RANK" not in given and flag < 0:
         raise ValueError(
             "RANK and WORLD_SIZE are set but LOCAL_RANK is not: set it to select this process's "
@@ -203,41 +213,43 @@ def _from_torch(given: Mapping[str, str], flag: int) -> RankInfo:
         raise ValueError(
             f"--local-rank is {flag} but LOCAL_RANK is {local_rank}: they contradict each other"
         )
-    local_size = (
-        _read_count(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else local_rank + 1
-    )
+    local_size = local_rank + 1
+    if "LOCAL_WORLD_SIZE" in given:
+        local_size = _read_count(given, "LOCAL_WORLD_SIZE")
     if not local_rank < local_size <= size:
         values = f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size}"
         raise ValueError(f"{values}: they contradict each other")
+
+    # SLURM's variables must agree, unless torch's launcher runs in a task of SLURM.
     if "TORCHELASTIC_RUN_ID" not in given and "SLURM_PROCID" in given:
-        slurm = _read_count(given, "SLURM_PROCID"), _slurm_size(given)
-        if slurm != (rank, size):
+        slurm_rank = _read_count(given, "SLURM_PROCID")
+        slurm_size = _slurm_size(given)
+        if (slurm_rank, slurm_size) != (rank, size):
             values = (
-                f"SLURM_PROCID is {slurm[0]} of {slurm[1]} tasks but RANK is {rank} of "
+                f"SLURM_PROCID is {slurm_rank} of {slurm_size} tasks but RANK is {rank} of "
                 f"WORLD_SIZE {size}"
             )
             raise ValueError(
                 f"{values}: they contradict each other; unset RANK and WORLD_SIZE, or use torchrun"
             )
-    hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = _first_set(given, "MASTER_PORT")
-    # in all processes under --virtual-local-rank; else in one, and the others raise an error
-    own_gpu = local_rank == 0
+
     return RankInfo(
         rank,
         size,
         local_rank,
         local_size,
-        given.get("MASTER_ADDR", ""),
-        port,
-        hosted,
-        own_gpu=own_gpu,
+        host=given.get("MASTER_ADDR", ""),
+        port=_first_set(given, "MASTER_PORT"),
+        hosted=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        # in all processes under --virtual-local-rank; else in one, and the others raise an error
+        own_gpu=local_rank == 0,
     )
 
 
 def _slurm_size(given: Mapping[str, str]) -> int:
-    """The number of tasks of the step; 1 in a batch script, where SLURM_NTASKS counts the tasks it
-    may start.
+    """Return the number of tasks of the step.
+
+    1 in a batch script, where SLURM_NTASKS counts the tasks that it may start.
     """
     if "SLURM_STEP_NUM_TASKS" in given:
         return _read_count(given, "SLURM_STEP_NUM_TASKS")
@@ -247,37 +259,50 @@ def _slurm_size(given: Mapping[str, str]) -> int:
 
 
 def _from_slurm(given: Mapping[str, str]) -> RankInfo:
-    rank, size, local_rank = (
-        _read_count(given, "SLURM_PROCID"),
-        _slurm_size(given),
-        _read_count(given, "SLURM_LOCALID"),
-    )
+    """Return the rank information in SLURM's variables."""
+    rank = _read_count(given, "SLURM_PROCID")
+    size = _slurm_size(given)
+    local_rank = _read_count(given, "SLURM_LOCALID")
     if rank >= size or local_rank > rank:
         values = f"SLURM_PROCID is {rank}, SLURM_LOCALID {local_rank} and SLURM_NTASKS {size}"
         raise ValueError(f"{values}: they contradict each other")
+
+    # The number of tasks on this machine.
     tasks = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE") or ""
     counts = tasks_per_node(tasks)
     node = _first_set(given, "SLURM_NODEID")
-    local_size = counts[node] if node < len(counts) and sum(counts) == size else local_rank + 1
+    local_size = local_rank + 1
+    if node < len(counts) and sum(counts) == size:
+        local_size = counts[node]
+
+    # Where rank 0 listens: on the first machine, at a port that follows from the job and step.
     hosts = (
         given.get("SLURM_STEP_NODELIST")
         or given.get("SLURM_JOB_NODELIST")
         or given.get("SLURM_NODELIST")
         or ""
     )
-    job, step = (
-        _first_set(given, f"SLURM_{name}_ID", f"SLURM_{name}ID") for name in ("JOB", "STEP")
-    )
-    port = _first_set(given, "MASTER_PORT") or MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
     host = given.get("MASTER_ADDR") or first_host(hosts) or "127.0.0.1"
-    own_gpu = _slurm_binds_gpus(given, local_size)
+    job = _first_set(given, "SLURM_JOB_ID", "SLURM_JOBID")
+    step = _first_set(given, "SLURM_STEP_ID", "SLURM_STEPID")
+    port = _first_set(given, "MASTER_PORT")
+    if port == 0:
+        port = MASTER_PORTS[(8 * job + step) % len(MASTER_PORTS)]
+
     return RankInfo(
-        rank, size, local_rank, local_size, host, port, own_gpu=own_gpu, run=f"{job}.{step}"
+        rank,
+        size,
+        local_rank,
+        local_size,
+        host,
+        port,
+        own_gpu=_slurm_binds_gpus(given, local_size),
+        run=f"{job}.{step}",
     )
 
 
 def _slurm_binds_gpus(given: Mapping[str, str], local_size: int) -> bool:
-    """Whether SLURM gives each task a GPU of its own, so that a task sees only that one.
+    """Return whether SLURM gives each task a GPU of its own, so that a task sees only that one.
 
     >>> binds = ("single:1", "verbose,per_task:1", "none")
     >>> [_slurm_binds_gpus({"SLURM_GPU_BIND": bind}, 2) for bind in binds]
@@ -301,12 +326,15 @@ def _slurm_binds_gpus(given: Mapping[str, str], local_size: int) -> bool:
 
 
 def _first_set(given: Mapping[str, str], *names: str) -> int:
-    """The first of these variables that is set, as an integer; 0 if none is."""
-    return next((_read_count(given, name) for name in names if name in given), 0)
+    """Return the first of these variables that is set, as an integer; 0 if none is."""
+    for name in names:
+        if name in given:
+            return _read_count(given, name)
+    return 0
 
 
 def first_host(nodes: str) -> str:
-    """The first host name in a SLURM node list.
+    """Return the first host name in a SLURM node list.
 
     >>> first_host("gpu[007-010,12],login"), first_host("a,b")
     ('gpu007', 'a')
@@ -318,7 +346,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The number of tasks on each node, from SLURM's SLURM_TASKS_PER_NODE.
+    """Return the number of tasks on each node, from SLURM's SLURM_TASKS_PER_NODE.
 
     >>> tasks_per_node("4(x2),3"), tasks_per_node("")
     ([4, 4, 3], [])
@@ -343,25 +371,32 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
         raise ValueError(
             "--spawn: a launcher has already started this process as one of several; remove --spawn"
         )
-    # the processes report their errors themselves
+
+    # The processes report their errors themselves.
     for part in ("", ".agent.server.api", ".multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    settings: dict[str, Any] = {
-        "run_id": uuid.uuid4().hex,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-    }
-    settings["local_addr"] = "127.0.0.1"  # the machine's host name may not resolve
-    # else it leaves an empty temporary folder
-    settings["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)
-    # signals that it forwards to the processes
-    handled = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+    # Signals that the launcher forwards to the processes.
+    forwarded = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGHUP"]
     # set by nohup; the launcher's handler would override it
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        handled.remove("SIGHUP")
-    settings["signals_to_handle"] = ",".join(handled)
-    config = LaunchConfig(1, 1, processes, max_restarts=0, monitor_interval=0.1, **settings)
+        forwarded.remove("SIGHUP")
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        max_restarts=0,
+        monitor_interval=0.1,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # the machine's host name may not resolve
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else it leaves an empty folder
+        signals_to_handle=",".join(forwarded),
+    )
     words = without_spawn(sys.argv[1:] if arguments is None else arguments)
     os.environ[SPAWNED] = "1"
     try:
@@ -375,52 +410,51 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
 
 
 def exit_exception(code: int) -> BaseException:
-    """The exception that --spawn ends with for an exit code. Ctrl-C is reported here, other errors
-    by a process.
+    """Return the exception that --spawn ends with for an exit code.
+
+    Ctrl-C is reported here, other errors by a process.
     """
     return KeyboardInterrupt() if code == 128 + signal.SIGINT else SystemExit(code)
 
 
 def failure_exception(failures: Mapping[int, "ProcessFailure"]) -> BaseException:
-    """The exception that --spawn ends with when processes failed.
+    """Return the exception that --spawn ends with when processes failed.
 
     FaultError if a signal killed the first failed process, else the exit code of a process that
     reported its error. Later failures are caused by the first one: the launcher sends SIGTERM to
     the other processes, and SIGKILL to those that are stuck after 30 s. Times are in whole seconds,
     so the first failures may be one second apart.
     """
+    # A process that a signal killed.
     first_s = min(failure.timestamp for failure in failures.values())
     for rank, failure in sorted(failures.items()):
         killed = failure.exitcode < 0 and failure.exitcode not in ENDED_BY_OTHERS
         if killed and failure.timestamp <= first_s + 1:
+            name = signal.Signals(-failure.exitcode).name
             memory = ", probably out of memory" if failure.exitcode == -signal.SIGKILL else ""
-            return FaultError(
-                f"process {rank} died ({signal.Signals(-failure.exitcode).name}){memory}"
-            )
-    chosen = [
-        failure.exitcode
-        for failure in failures.values()
-        if failure.exitcode > 0 and failure.exitcode != LOST
-    ]
-    if not chosen:
-        return FaultError(
-            "a process ended without an error message, and the others cannot continue without it"
-        )
-    return exit_exception(chosen[0])
+            return FaultError(f"process {rank} died ({name}){memory}")
+
+    # A process that reported its error.
+    for failure in failures.values():
+        if failure.exitcode > 0 and failure.exitcode != LOST:
+            return exit_exception(failure.exitcode)
+
+    return FaultError(
+        "a process ended without an error message, and the others cannot continue without it"
+    )
 
 
 def without_spawn(arguments: Sequence[str]) -> list[str]:
-    """A command line without --spawn and its value, for the processes that --spawn starts.
+    """Return a command line without --spawn and its value, for the processes that it starts.
 
     >>> without_spawn(["--spawn", "2", "--img", "64", "--spawn=4", "--spawn", "--rect"])
     ['--img', '64', '--rect']
     """
-    kept, skip = [], False
+    kept = []
+    follows_spawn = False
     for word in arguments:
-        if skip and word.lstrip("-").isdecimal():
-            skip = False
-            continue
-        skip = word == "--spawn"
-        if not skip and not word.startswith("--spawn="):
+        is_value = follows_spawn and word.lstrip("-").isdecimal()
+        follows_spawn = word == "--spawn"
+        if not (is_value or follows_spawn or word.startswith("--spawn=")):
             kept.append(word)
     return kept

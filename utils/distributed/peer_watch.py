@@ -1,6 +1,4 @@
-"""Threads that end this process if it is stuck while another process fails, dies or stops
-answering.
-"""
+"""Threads that end this process if it is stuck while another one fails, dies or goes silent."""
 
 import math
 import sys
@@ -19,8 +17,7 @@ PEER_DIED = "another process of the run died, probably out of memory"
 
 
 class PeerWatch:
-    """Threads that end this process if it is stuck while another process fails, dies or stops
-    answering.
+    """Threads that end this process if it is stuck while another one fails, dies or goes silent.
 
     rendezvous: with its own connection, because a wait in the main thread blocks the main thread's
     connection. grace_s: how long the main thread has to notice the failure itself. end: called with
@@ -40,35 +37,41 @@ class PeerWatch:
         end: Callable[[int], object],
         timeout_s: float = math.inf,
     ) -> None:
-        self.rendezvous, self.grace_s, self.end, self.timeout_s = (
-            rendezvous,
-            grace_s,
-            end,
-            timeout_s,
-        )
+        self.rendezvous = rendezvous
+        self.grace_s = grace_s
+        self.end = end
+        self.timeout_s = timeout_s
         self._stopped = threading.Event()
         # exit code of a failure that another process has reported, or 1 if this one has found it
         # dead
         self.code = 0
-        self._store_lost, self._silent_s = False, 0.0
+        self._store_lost = False
+        self._silent_s = 0.0  # how long the store has not answered
+
+        # Heartbeats. Times are numbers of questions.
         silence_s = timeout_s + grace_s  # a collective ends before it
+        beat_s = min(silence_s / 20, HEARTBEAT_S)
         self._silent_questions = silence_s / ASK_S
-        self._questions_per_beat = max(1, int(min(silence_s / 20, HEARTBEAT_S) / ASK_S))
+        self._questions_per_beat = max(1, int(beat_s / ASK_S))
         self._watched = [*range(1, rendezvous.size)] if rendezvous.rank == 0 else [0]
-        # by rank: its last heartbeat, and the question that found it
+        # by rank: its last heartbeat, and the question that read it first
         self._beats: dict[int, tuple[bytes, int]] = {}
+
         self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._poll, self._check)
+            threading.Thread(target=self._poll, daemon=True),
+            threading.Thread(target=self._check, daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
+        """End the threads."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(timeout=1)
 
     def _poll(self) -> None:
+        """Ask the store again and again: for failures, and for heartbeats."""
         for question in count():
             if self.code or self._store_lost or self._stopped.wait(ASK_S):
                 return
@@ -83,26 +86,30 @@ class PeerWatch:
                 self._store_lost = True
 
     def _exchange_heartbeats(self, question: int) -> None:
-        """Write this process's heartbeat and read another one's; claim the failure of a process
-        that is silent.
-        """
+        """Write this process's heartbeat, and claim the failure of a process that is silent."""
         store = self.rendezvous.store
         if question % self._questions_per_beat == 0:
             store.set(f"heartbeat/{self.rendezvous.rank}", str(question))
+
+        # One of the watched ranks in turn.
         rank = self._watched[question % len(self._watched)]
-        beat = store.get(key) if store.check([key := f"heartbeat/{rank}"]) else b""
-        last, since = self._beats.get(rank, (b"", question))
-        self._beats[rank] = (beat, question if beat != last else since)
-        if question - self._beats[rank][1] > self._silent_questions and not store.check(
-            [f"ended/{rank}"]
-        ):
-            first, self.code = self.rendezvous.claim_failure(1)
-            if first:
+        key = f"heartbeat/{rank}"
+        beat = store.get(key) if store.check([key]) else b""
+        last_beat, since = self._beats.get(rank, (b"", question))
+        if beat != last_beat:
+            since = question
+        self._beats[rank] = (beat, since)
+
+        is_silent = question - since > self._silent_questions
+        if is_silent and not store.check([f"ended/{rank}"]):
+            is_first, self.code = self.rendezvous.claim_failure(1)
+            if is_first:
                 self._report(
                     f"rank {rank} gave no sign of life for {self.timeout_s:g} s (--dist-timeout)"
                 )
 
     def _check(self) -> None:
+        """End this process when it is still there a grace period after a failure."""
         while not self._stopped.wait(ASK_S):
             self._silent_s += ASK_S
             if self._failed() and not self._stopped.wait(self.grace_s) and self._failed():

@@ -27,43 +27,44 @@ class Replica(Generic[Model]):
 
     def __init__(self, model: Model, world: World) -> None:
         self.model: Model = model
-        self.module: nn.Module = (
-            ThreadedReplicas(model, list(world.devices)) if world.devices else model
-        )
+        self.module: nn.Module = model
+        if world.devices:
+            self.module = ThreadedReplicas(model, list(world.devices))
         self._live: dict[str, Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Any:
         return self.module(images)
 
     def without_exchange(self, images: Tensor) -> Any:
-        """The output for images as in training, for a backward pass that exchanges no gradients
-        with processes.
-        """
+        """Return the output of training, for a backward pass that exchanges no gradients."""
         with self.gradients(last=False):
             return self(images)
 
     def warm_up(self, images: Tensor) -> None:
-        """Fix the order of the gradient all-reduce before the first step. images: [1, 3, H, W],
-        zeros.
+        """Fix the order of the gradient all-reduce before the first step.
+
+        images: [1, 3, H, W], zeros.
         """
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """Context manager for a forward and backward pass. last: the last pass before an optimizer
-        step.
+        """Return a context manager for a forward and backward pass.
+
+        last: the last pass before an optimizer step.
         """
         return nullcontext()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """The model's unsharded weights and buffers. A collective in sharded runs: call it on all
-        processes.
+        """Return the model's unsharded weights and buffers.
+
+        A collective in sharded runs: call it on all processes.
         """
         return self.model.state_dict()
 
     def live_state(self) -> Mapping[str, Tensor]:
-        """The entries of `state_dict` as the model's own parameters and buffers, listed once: cheap
-        in every step.
+        """Return the entries of `state_dict` as the model's own parameters and buffers.
 
-        They change with training. A collective in sharded runs.
+        They change with training. They are listed once, so this is cheap in every step. A
+        collective in sharded runs.
         """
         if self._live is None:
             owned: dict[str, Tensor] = {}
@@ -76,8 +77,9 @@ class Replica(Generic[Model]):
         self.model.load_state_dict(state)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The unsharded state of the model's optimizer. A collective in sharded runs: call it on
-        all processes.
+        """Return the unsharded state of the model's optimizer.
+
+        A collective in sharded runs: call it on all processes.
         """
         return optimizer.state_dict()
 
@@ -85,8 +87,9 @@ class Replica(Generic[Model]):
         optimizer.load_state_dict(state)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip the total gradient norm to `max_norm`; returns the norm before clipping, the same on
-        all processes.
+        """Clip the total gradient norm to `max_norm`; return the norm before clipping.
+
+        It is the same on all processes.
         """
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
@@ -107,15 +110,15 @@ class ThreadedReplicas(DataParallel):
         super().__init__(_InAutocast(model), devices)
 
     def forward(self, images: Tensor) -> Any:
-        kind = images.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        device_type = images.device.type
+        dtype = None
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
         return super().forward(images, dtype=dtype)
 
 
 class _InAutocast(nn.Module):
-    """Runs a model in autocast to the given dtype, in any thread; without autocast if it is
-    None.
-    """
+    """Runs a model in autocast to the given dtype, in any thread; None: without autocast."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -127,8 +130,7 @@ class _InAutocast(nn.Module):
 
 
 class DistributedReplica(Replica[Model]):
-    """DistributedDataParallel: gradients are averaged over the processes in the last backward pass
-    of a step.
+    """DistributedDataParallel, which averages gradients in the last backward pass of a step.
 
     accumulates: whether an optimizer step may have several backward passes. If not, static_graph is
     used, which with `no_sync` fails an internal assertion of torch (pytorch issue 143580).
@@ -136,16 +138,20 @@ class DistributedReplica(Replica[Model]):
 
     def __init__(self, model: Model, world: World, accumulates: bool) -> None:
         super().__init__(model, world)
-        # from torch 2.13 on
-        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if renamed else "broadcast_buffers"
-        settings: dict[str, Any] = {
-            "device_ids": [world.device] if world.device.type != "cpu" else None,
-            "gradient_as_bucket_view": True,
-            "static_graph": not accumulates,
-            buffers: False,  # BatchNorm statistics are synchronized, or averaged once per epoch
-        }
-        self.wrapped = DistributedDataParallel(model, **settings)
+        # Buffers are not broadcast: BatchNorm's are synchronized, or averaged once per epoch.
+        parameters = inspect.signature(DistributedDataParallel).parameters
+        is_renamed = "forward_sync_buffers" in parameters  # from torch 2.13 on
+        broadcast = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
+        no_broadcast: dict[str, Any] = {broadcast: False}
+
+        device_ids = None if world.device.type == "cpu" else [world.device]
+        self.wrapped = DistributedDataParallel(
+            model,
+            device_ids=device_ids,
+            gradient_as_bucket_view=True,
+            static_graph=not accumulates,
+            **no_broadcast,
+        )
         self.module = self.wrapped
 
     def warm_up(self, images: Tensor) -> None:
@@ -158,7 +164,8 @@ class DistributedReplica(Replica[Model]):
         """
         with preserve_buffers(self.model):
             for _ in range(2):
-                torch.stack([raw.sum() for raw in tensors_in(self(images))]).sum().backward()
+                sums = [raw.sum() for raw in tensors_in(self(images))]
+                torch.stack(sums).sum().backward()
         self.model.zero_grad(set_to_none=True)
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
@@ -167,9 +174,7 @@ class DistributedReplica(Replica[Model]):
 
 @contextmanager
 def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """Context manager that restores a model's buffers, such as BatchNorm statistics, after its
-    block.
-    """
+    """Restore a model's buffers, such as BatchNorm statistics, after the block."""
     saved = [buffer.clone() for buffer in model.buffers()]
     try:
         yield
@@ -179,16 +184,15 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The means and variances of a model's BatchNorm layers, which forward passes in training
-    change in place.
+    """Return the means and variances of a model's BatchNorm layers.
+
+    Forward passes in training change them in place.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return [
-        buffer
-        for norm in norms
-        for buffer in (norm.running_mean, norm.running_var)
-        if buffer is not None
-    ]
+    statistics = []
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            statistics += [module.running_mean, module.running_var]
+    return [buffer for buffer in statistics if buffer is not None]
 
 
 def sync_buffers(model: nn.Module, world: World, *, synchronized: bool) -> None:
@@ -197,5 +201,6 @@ def sync_buffers(model: nn.Module, world: World, *, synchronized: bool) -> None:
     synchronized: whether BatchNorm is synchronized. If not, each process has its own running
     statistics; they are replaced by their mean over the processes.
     """
-    world.all_reduce_mean_([] if synchronized else running_statistics(model))
+    if not synchronized:
+        world.all_reduce_mean_(running_statistics(model))
     world.broadcast_([*model.parameters(), *model.buffers()])

@@ -1,6 +1,4 @@
-"""Run a script in one or several processes: connect them at the start, and end all of them
-together.
-"""
+"""Run a script in one or several processes: connect them first, and end all of them together."""
 
 import ctypes
 import os
@@ -49,7 +47,7 @@ class LostError(FaultError):
 
 
 class DistributedSession:
-    """Connects this process to the others.
+    """Connects this process to the others of the run, and ends it together with them.
 
     `world = connect(launch)` in `with distributed_session() as connect`.
 
@@ -94,16 +92,26 @@ class DistributedSession:
         if rank_info.size == 1:
             devices = pick_devices(launch.device, rank_info)
             set_device(devices[0])
-            return World(devices[0], devices=devices if len(devices) > 1 else ())
-        device, backend, error_text = torch.device("cpu"), "", ""
+            if len(devices) == 1:
+                return World(devices[0])
+            return World(devices[0], devices=devices)
+
+        # Choose a device. An error waits until the others can be told.
+        device = torch.device("cpu")
+        backend = ""
+        error_text = ""
         try:
             device = pick_devices(launch.device, rank_info)[0]
             backend = pick_backend(launch.dist_backend, device)
         except ValueError as error:
             error_text = str(error)
+
+        # Meet the others, and let one invalid input end all.
         rendezvous = self.join(rank_info, launch.dist_url, launch.dist_timeout)
-        for text in filter(None, rendezvous.all_gather_object(error_text)):
-            raise ValueError(text)
+        for text in rendezvous.all_gather_object(error_text):
+            if text:
+                raise ValueError(text)
+
         self.device = device
         kinds = sorted(set(rendezvous.all_gather_object(device.type)))
         if len(kinds) > 1:
@@ -111,19 +119,16 @@ class DistributedSession:
                 f"some processes would run on {kinds[0]}, others on {kinds[1]}: set --device for "
                 "all"
             )
-        return init_world(
-            rendezvous, rank_info, device, backend, timedelta(seconds=launch.dist_timeout)
-        )
+
+        timeout = timedelta(seconds=launch.dist_timeout)
+        return init_world(rendezvous, rank_info, device, backend, timeout)
 
     def join(self, rank_info: RankInfo, url: str, timeout_s: float) -> Rendezvous:
-        """Wait for the other processes at the rendezvous, and watch for their failures from then
-        on.
-        """
+        """Wait for the others at the rendezvous, and watch for their failures from then on."""
 
         def open_own(*, again: bool = False) -> dist.Store:
-            return dist.PrefixStore(
-                rank_info.run, open_store(rank_info, url, timeout_s, again=again)
-            )
+            store = open_store(rank_info, url, timeout_s, again=again)
+            return dist.PrefixStore(rank_info.run, store)
 
         self._tried_to_join = True
         try:
@@ -132,43 +137,52 @@ class DistributedSession:
             self._rank_0_reports = rank_info.rank > 0 and not url.startswith("env:")
             raise
         rendezvous = join_rendezvous(store, rank_info, timeout_s)
-        own = of_generation(open_own(again=True), rendezvous.generation)
-        self.watch = PeerWatch(
-            replace(rendezvous, store=own), GRACE_S, end=os._exit, timeout_s=timeout_s
-        )
+
+        # The watch has a connection of its own.
+        watched_store = of_generation(open_own(again=True), rendezvous.generation)
+        watched = replace(rendezvous, store=watched_store)
+        self.watch = PeerWatch(watched, GRACE_S, end=os._exit, timeout_s=timeout_s)
+
         self.rendezvous = rendezvous
         self.hosts = hosts_store(rank_info, url)
         return rendezvous
 
     def fail(self, error: BaseException) -> BaseException:
-        """The exception that this process ends with: the error, or a silent exit if another process
-        failed first.
+        """Return the exception that this process ends with.
 
-        Invalid input (ValueError) is reported by rank 0; then all processes end at once, with the
-        same exit code.
+        It is the error, or a silent exit if another process failed first. Invalid input
+        (ValueError) is reported by rank 0; then all processes end at once, with the same exit code.
         """
-        if isinstance(error, AgreedExit) or (isinstance(error, SystemExit) and not error.code):
+        exits_well = isinstance(error, SystemExit) and not error.code
+        if exits_well or isinstance(error, AgreedExit):
             self.part()
             return error
         if not launched_as_several(os.environ):
             return error
+
         if threading.current_thread() is threading.main_thread():
             # when one process ends, a launcher ends the others
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
         rendezvous = self.rendezvous or self._join_to_end(error)
         if rendezvous is None:
             return self._end_alone(error)
-        first, code = self._claim(rendezvous, error)
+        is_first, code = self._claim(rendezvous, error)
         exit_after_grace(code)
+
         self.leave(SHUTDOWN_WAIT_S)  # so that no process waits in a collective for this one
-        rendezvous.wait_for_all_to_end(SHUTDOWN_WAIT_S if code == 2 or self.hosts else 0)
+        waits_for_others = code == 2 or self.hosts
+        rendezvous.wait_for_all_to_end(SHUTDOWN_WAIT_S if waits_for_others else 0)
+
         end = explain(error)
         if isinstance(end, LostError) and SPAWNED in os.environ:
             return SystemExit(LOST)  # the launcher reports it
-        return end if first else SystemExit(code)
+        if is_first:
+            return end
+        return SystemExit(code)
 
     def _claim(self, rendezvous: Rendezvous, error: BaseException) -> tuple[bool, int]:
-        """Whether this process must report its failure, and the exit code for all processes."""
+        """Return whether this process must report its failure, and the exit code for all."""
         if isinstance(error, PeerFailedError):
             return False, error.code
         try:
@@ -176,47 +190,50 @@ class DistributedSession:
                 rendezvous.wait_for_failure(SHUTDOWN_WAIT_S)
             return rendezvous.claim_failure(exit_code(error))
         except dist.DistError:  # the store ended with rank 0 or with the launcher
-            reported = self.watch.code if self.watch else 0
-            return not reported, reported or exit_code(error)
+            reported_code = self.watch.code if self.watch else 0
+            if reported_code:
+                return False, reported_code
+            return True, exit_code(error)
 
     def _join_to_end(self, error: BaseException) -> Rendezvous | None:
-        """The rendezvous of processes that fail before it, for example on a flag; None if it is not
-        possible.
+        """Return the rendezvous of processes that fail before it, for example on a flag.
+
+        None if it is not possible.
         """
         if self._tried_to_join or isinstance(error, KeyboardInterrupt):
             return None
         with suppress(ValueError, FaultError, dist.DistError):
             rank_info = read_rank_info_leniently(os.environ)
-            return (
-                self.join(rank_info, find_dist_url(sys.argv), LATE_JOIN_TIMEOUT_S)
-                if rank_info.size > 1
-                else None
-            )
+            if rank_info.size > 1:
+                return self.join(rank_info, find_dist_url(sys.argv), LATE_JOIN_TIMEOUT_S)
         return None
 
     def _end_alone(self, error: BaseException) -> BaseException:
-        """The exception of a process that cannot reach the others: its error, or a silent exit if
-        rank 0 reports it.
+        """Return the exception of a process that cannot reach the others.
 
-        Ctrl-C interrupts all processes of a launcher.
+        It is the error, or a silent exit if rank 0 reports it. Ctrl-C interrupts all processes of a
+        launcher.
         """
-        interrupted = isinstance(error, KeyboardInterrupt) and not is_first_process(os.environ)
-        if not (interrupted or (isinstance(error, ValueError) and self._rank_0_reports)):
+        if isinstance(error, KeyboardInterrupt):
+            reported_by_rank_0 = not is_first_process(os.environ)
+        else:
+            reported_by_rank_0 = isinstance(error, ValueError) and self._rank_0_reports
+        if not reported_by_rank_0:
             return error
+
         # If this process ended first, a launcher would end rank 0 before it has reported the error.
         time.sleep(2)
         return SystemExit(exit_code(error))
 
     def part(self) -> None:
-        """Report that this process is about to end; if it hosts the store, it waits for the others
-        and ends last.
-        """
+        """Report that this process is about to end; the host of the store waits and ends last."""
         if self.rendezvous:
             self.rendezvous.wait_for_all_to_end(SHUTDOWN_WAIT_S if self.hosts else 0)
 
     def leave(self, seconds: float = GRACE_S) -> None:
-        """Destroy the process groups; give up after some seconds, since other processes may have
-        ended already.
+        """Destroy the process groups; give up after some seconds.
+
+        Other processes, which take part in it, may have ended already.
         """
         if self.watch:
             self.watch.stop()
@@ -233,9 +250,7 @@ def _destroy_groups(device: torch.device) -> None:
 
 
 def launched_as_several(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher started several processes, according to its variables; True if they are
-    invalid.
-    """
+    """Return whether a launcher's variables are of several processes; True if they are invalid."""
     try:
         return read_rank_info_leniently(environment).size > 1
     except ValueError:
@@ -243,9 +258,7 @@ def launched_as_several(environment: Mapping[str, str]) -> bool:
 
 
 def exit_after_grace(code: int) -> None:
-    """Start a timer that ends this process after twice the grace period, even if its clean-up
-    hangs.
-    """
+    """Start a timer that ends this process after twice GRACE_S, even if its clean-up hangs."""
     timer = threading.Timer(2 * GRACE_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -253,28 +266,28 @@ def exit_after_grace(code: int) -> None:
 
 @contextmanager
 def distributed_session() -> Iterator[DistributedSession]:
-    """Run a script in one or several processes: `with distributed_session() as connect: main(cfg,
-    connect(launch))`.
+    """Run a script in one or several processes.
 
-    Whatever ends one process ends all of them. The first error is reported once. Process groups are
-    always destroyed.
+    `with distributed_session() as connect: main(cfg, connect(launch))`. Whatever ends one process
+    ends all of them. The first error is reported once. Process groups are always destroyed.
     """
-    connection = DistributedSession()
+    session = DistributedSession()
     try:
-        yield connection
-        connection.part()
+        yield session
+        session.part()
     except BaseException as error:
-        end = connection.fail(error)
+        end = session.fail(error)
         if end is error:
             raise
         raise end from None
     finally:
-        connection.leave()
+        session.leave()
 
 
 def set_device(device: torch.device) -> None:
-    """Make a GPU the current device of this thread; otherwise torch would use the first GPU where
-    none is named.
+    """Make a GPU the current device of this thread.
+
+    Otherwise torch would use the first GPU where none is named.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -297,44 +310,56 @@ def init_world(
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
-    host_group = None if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    own = (rank_info.rank, rank_info.local_rank, rank_info.size, rank_info.local_size)
-    return World(device, *own, rendezvous=rendezvous, host_group=host_group)
+
+    # nccl has no collectives for tensors in host memory.
+    host_group = None
+    if backend != "gloo":
+        host_group = dist.new_group(backend="gloo", timeout=timeout)
+
+    return World(
+        device,
+        rank=rank_info.rank,
+        local_rank=rank_info.local_rank,
+        size=rank_info.size,
+        local_size=rank_info.local_size,
+        rendezvous=rendezvous,
+        host_group=host_group,
+    )
 
 
 def pick_backend(wanted: str, device: torch.device) -> str:
-    """The backend: nccl for GPUs, else gloo. Chosen by the device: torch reports NCCL as available
-    without a GPU too.
+    """Return the backend: for auto nccl on a GPU, else gloo.
 
-    Raises ValueError for nccl without a GPU.
+    The device decides, because torch reports NCCL as available without a GPU too. Raises ValueError
+    for nccl without a GPU.
     """
     if wanted == "nccl" and device.type != "cuda":
         raise ValueError(
             f"--dist-backend nccl: nccl needs GPUs, but the device is {device.type}; use gloo"
         )
-    return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error itself, or a one-sentence FaultError in place of an error of gloo or NCCL about a
-    lost process.
-    """
+    """Return the error, or one sentence (FaultError) in place of an error of gloo or NCCL."""
     text = str(error)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return LostError(PEER_DIED)
     if not isinstance(error, RuntimeError) or not re.search(r"gloo|nccl|Gloo|NCCL", text):
         return error
+
     if "Duplicate GPU" in text:
         return FaultError(
             "two processes would use the same GPU: start one process for each GPU, or bind a GPU "
-            "to each process "
-            "(srun --gpus-per-task=1)"
+            "to each process (srun --gpus-per-task=1)"
         )
     if re.search(r"connectFullMesh|DistributedSession refused", text):
         return FaultError(
             "the processes cannot reach each other at their own addresses: set the network "
-            "interface with "
-            "GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see docs/multi_machine.md"
+            "interface with GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see "
+            "docs/multi_machine.md"
         )
     if re.search(r"[Tt]imed? ?out", text):
         return FaultError(
@@ -347,8 +372,9 @@ def explain(error: BaseException) -> BaseException:
 
 
 def die_with_launcher() -> None:
-    """Let the system end this process when its launcher dies, since a killed launcher cannot
-    forward a signal.
+    """Let the system end this process when its launcher dies.
+
+    A killed launcher cannot forward a signal.
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         set_parent_death_signal = 1

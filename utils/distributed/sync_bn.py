@@ -1,5 +1,4 @@
-"""Synchronized batch normalization over all processes: without waiting for the device, and for the
-CPU too.
+"""Synchronized batch normalization over all processes, without host waits and for the CPU too.
 
 torch's SyncBatchNorm does not support the CPU, and on a GPU the host waits three times in each
 layer, because it leaves out processes without images by boolean masks.
@@ -32,8 +31,7 @@ NO_VALUES = 1e-30
 
 
 def synchronize_batch_norm(model: nn.Module) -> nn.Module:
-    """Synchronize every BatchNorm2d of `model` over the processes, and return the model, which may
-    itself be one.
+    """Synchronize every BatchNorm2d of `model`, which may itself be one, and return the model.
 
     Parameters and buffers stay the same tensors with the same names, so an existing optimizer
     remains valid.
@@ -46,18 +44,19 @@ def synchronize_batch_norm(model: nn.Module) -> nn.Module:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics cover the images of all processes in the default
-    process group, if any.
+    """BatchNorm2d whose training statistics cover the images of all processes.
 
-    In evaluation mode it equals BatchNorm2d to the bit. A process without images takes part with an
-    empty map; its loss must depend on the output, so that its backward pass runs this layer too.
-    Raises ValueError if all processes together have fewer than two values per channel.
+    Those are the processes of the default process group, if there is one. In evaluation mode it
+    equals BatchNorm2d to the bit. A process without images takes part with an empty map; its loss
+    must depend on the output, so that its backward pass runs this layer too. Raises ValueError if
+    all processes together have fewer than two values per channel.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
+
         # torch.compile has no description of these kernels, and would interrupt its graph at each
         # layer.
         fused = has_fused_kernels(x) and not torch.compiler.is_compiling()
@@ -65,13 +64,16 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
 
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
+        weight = None if self.weight is None else self.weight.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+
         if fused:
             x = _dense(x)
             mean, inverse_deviation, counts = self._fused_statistics(x)
             return FusedNormalizeByAll.apply(
                 x, weight, bias, mean, inverse_deviation, counts, self.eps
             )
+
         mean, var, count = global_moments(x)
         if self.track_running_stats:
             self._update_running_stats(mean, var, count)
@@ -79,22 +81,23 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _fused_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the running statistics; return mean and 1 / sqrt(var + eps) [C], and the counts
-        [P], int32.
+        """Update the running statistics; return mean, 1 / sqrt(var + eps) [C], counts int32 [P].
 
         Two of torch's kernels for CUDA do this: one for this process, one that merges the
         processes' results.
         """
         row = fused_moments(x, self.eps)
-        means, inverse_deviations, counts = _gather(row).split(
-            [self.num_features, self.num_features, 1], 1
-        )
+        table = _gather(row)  # [P, 2C + 1]
+        columns = [self.num_features, self.num_features, 1]
+        means, inverse_deviations, counts = table.split(columns, 1)
         counts = counts.flatten()
         _check_count(x, counts.sum)
 
         # The second kernel can update running statistics of its own dtype, and by a constant
         # momentum.
-        running_mean, running_var, momentum = self.running_mean, self.running_var, self.momentum
+        running_mean = self.running_mean
+        running_var = self.running_var
+        momentum = self.momentum
         in_kernel = (
             self.track_running_stats
             and running_mean is not None
@@ -111,16 +114,17 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             self.eps,
             counts,
         )
+
         if in_kernel and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         elif self.track_running_stats and not in_kernel:
-            self._update_running_stats(mean, inverse_deviation.pow(-2) - self.eps, counts.sum())
+            var = inverse_deviation.pow(-2) - self.eps
+            self._update_running_stats(mean, var, counts.sum())
         return mean, inverse_deviation, counts.to(torch.int32)
 
     @torch.no_grad()
     def _update_running_stats(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Update the running statistics with the weight `momentum`; if that is None, average over
-        all batches.
+        """Move the running statistics towards a batch's, by `momentum`; None averages all batches.
 
         var: biased. count: number of values, a scalar tensor. Averaging over all batches reads the
         number of batches on the host.
@@ -132,33 +136,39 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         ):
             return
         self.num_batches_tracked.add_(1)
-        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+        weight = self.momentum
+        if weight is None:
+            weight = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
         unbiased_var = var * (count / (count - 1))
         self.running_var.lerp_(unbiased_var.to(self.running_var.dtype), weight)
 
 
 def has_fused_kernels(x: Tensor) -> bool:
-    """Whether torch has kernels for synchronized batch normalization on the device of `x`."""
+    """Return whether torch has kernels for synchronized batch normalization on `x`'s device."""
     return x.is_cuda
 
 
 def _processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return `x` [B, C, H, W] without gaps in memory, channels last or contiguous, as the fused
-    kernels need it.
-    """
-    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+    """Return `x` [B, C, H, W] channels last or contiguous, as the fused kernels need it."""
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    return x.contiguous()
 
 
 def _gather(row: Tensor) -> Tensor:
-    """The rows of all processes, [P, ...]."""
+    """Return the rows [C] of all processes, [P, C]."""
     processes = _processes()
     if processes == 1:
         return row[None]
+
     table = row.new_empty(processes, len(row))
     if dist.get_backend() == "nccl":
         # The older name is deprecated where the newer one exists.
@@ -177,7 +187,10 @@ def _check_count(x: Tensor, count: Callable[[], Tensor]) -> None:
     cases.
     """
     own_count = x.numel() // x.shape[1]
-    if own_count < 2 and (total := int(count())) < 2:
+    if own_count >= 2:
+        return
+    total = int(count())
+    if total < 2:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got {total} in {_processes()} "
             "processes together"
@@ -186,22 +199,23 @@ def _check_count(x: Tensor, count: Callable[[], Tensor]) -> None:
 
 @torch.no_grad()
 def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and number of values per channel, a scalar, of `x` [B, C, H, W]
-    over all processes.
+    """Return mean [C], biased variance [C] and values per channel (a scalar) over all processes.
 
-    The dtype is float32, or float64 if `x` is float64. All processes get the same bits, because all
-    merge the same rows in the same order. Raises ValueError on all processes if there are fewer
-    than two values per channel.
+    x: [B, C, H, W], the values of this process. The dtype is float32, or float64 if `x` is float64.
+    All processes get the same bits, because all merge the same rows in the same order. Raises
+    ValueError on all processes if there are fewer than two values per channel.
     """
     row = local_moments(x)
-    mean, m2, count = merge_moments(_gather(row).to(widest_float(x.device)))
+    table = _gather(row).to(widest_float(x.device))  # [P, 2C + 1]
+    mean, m2, count = merge_moments(table)
     _check_count(x, lambda: count)
     return mean.to(row.dtype), (m2 / count).to(row.dtype), count
 
 
 def local_moments(x: Tensor) -> Tensor:
-    """[2C + 1]: per channel the mean and M2 (sum of squared deviations), then the number of values;
-    zeros if empty.
+    """Return [2C + 1]: the means, the M2s (sums of squared deviations), the number of values.
+
+    Zeros if `x` [B, C, H, W] is empty.
 
     Source: the corrected two-pass algorithm of Chan, Golub and LeVeque, The American Statistician
     37 (1983), eq. 1.7.
@@ -210,34 +224,40 @@ def local_moments(x: Tensor) -> Tensor:
     channels = x.shape[1]
     if x.numel() == 0:
         return x.new_zeros(2 * channels + 1, dtype=dtype)
+
     count = x.numel() // channels
     approx_mean = x.mean(NON_CHANNEL_DIMS, dtype=dtype)
     centered = x - approx_mean.view(PER_CHANNEL)
-    # rounding error of approx_mean, which matters if the mean is large
+
+    # The rounding error of approx_mean, which matters if the mean is large.
     error = centered.mean(NON_CHANNEL_DIMS)
-    m2 = centered.square_().sum(NON_CHANNEL_DIMS) - count * error.square()
-    return torch.cat((approx_mean + error, m2, m2.new_full((1,), count)))
+    mean = approx_mean + error
+    m2 = centered.square_().sum(NON_CHANNEL_DIMS) - count * error.square()  # in place: no new map
+    return torch.cat((mean, m2, m2.new_full((1,), count)))
 
 
 @torch.no_grad()
 def fused_moments(x: Tensor, eps: float) -> Tensor:
-    """[2C + 1]: per channel the mean and 1 / sqrt(variance + eps), then the number of values, by a
-    kernel for CUDA.
+    """Return [2C + 1]: the means, each 1 / sqrt(variance + eps), the number of values.
 
-    A process without images reports a mean of 0, an inverse deviation of 1 and a number of values
-    so small that it has no effect on the others: of 0 values the kernel that merges the rows would
-    make nan.
+    By a kernel for CUDA. A process without images reports a mean of 0, an inverse deviation of 1
+    and a number of values so small that it has no effect on the others: of 0 values the kernel that
+    merges the rows would make nan.
     """
+    channels = x.shape[1]
     if x.numel() == 0:
-        dtype, channels = torch.promote_types(x.dtype, torch.float32), x.shape[1]
+        dtype = torch.promote_types(x.dtype, torch.float32)
         mean = x.new_zeros(channels, dtype=dtype)
-        return torch.cat((mean, mean + 1, mean.new_full((1,), NO_VALUES)))
-    mean, inverse_deviation = torch.batch_norm_stats(x, eps)
-    return torch.cat((mean, inverse_deviation, mean.new_full((1,), x.numel() // x.shape[1])))
+        inverse_deviation = mean + 1
+        count = mean.new_full((1,), NO_VALUES)
+    else:
+        mean, inverse_deviation = torch.batch_norm_stats(x, eps)
+        count = mean.new_full((1,), x.numel() // channels)
+    return torch.cat((mean, inverse_deviation, count))
 
 
 def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], M2 [C] and number of values, a scalar, of the union of P sets.
+    """Return mean [C], M2 [C] and number of values (a scalar) of the union of P sets.
 
     table: a row for each set, [P, 2C + 1]. An empty set is a row of zeros. If all sets are empty,
     the mean is 0. Source: Chan, Golub and LeVeque, as above, eq. 2.1, extended to more than two
@@ -249,14 +269,16 @@ def merge_moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     channels = table.shape[1] // 2
     means, m2s, counts = table.split([channels, channels, 1], dim=1)
     count = counts.sum()
-    mean = (counts * means).sum(0) / count.clamp(min=1)
-    m2 = (m2s + counts * (means - mean).square()).sum(0)
+    total = (counts * means).sum(0)
+    mean = total / count.clamp(min=1)
+
+    between_sets = counts * (means - mean).square()  # [P, C]
+    m2 = (m2s + between_sets).sum(0)
     return mean, m2, count
 
 
 class NormalizeByAll(torch.autograd.Function):
-    """Batch normalization with given global moments; its gradient includes the values of all
-    processes.
+    """Batch normalization with given global moments; its gradient covers all processes' values.
 
     With N values per channel, xhat = (x - mean) / sqrt(var + eps), and sums over all processes,
     dx = weight / sqrt(var + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N).
@@ -275,29 +297,34 @@ class NormalizeByAll(torch.autograd.Function):
         count: Tensor,
         eps: float,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), count)
+        inverse_deviation = (var + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse_deviation, count)
         return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inv, count = ctx.saved_tensors
+        x, weight, mean, inverse_deviation, count = ctx.saved_tensors
         wants_dx, wants_dweight, wants_dbias = ctx.needs_input_grad[:3]
         centered = x - mean.view(PER_CHANNEL)
+
+        # sum(dy) and sum(dy * xhat) of this process, [C].
         dbias = dy.sum(NON_CHANNEL_DIMS, dtype=mean.dtype)
-        dweight = (dy * centered).sum(NON_CHANNEL_DIMS) * inv
+        dweight = (dy * centered).sum(NON_CHANNEL_DIMS) * inverse_deviation
+
         dx = None
         if wants_dx:
             sums = torch.stack((dbias, dweight))  # [2, C]
             if _processes() > 1:
                 dist.all_reduce(sums)
-            offset, slope = sums / count
-            scale = inv if weight is None else inv * weight
-            dx = (
-                centered.mul_((-slope * inv).view(PER_CHANNEL))
-                .add_(dy)
-                .sub_(offset.view(PER_CHANNEL))
-            )
+            mean_dy, mean_dy_xhat = sums / count
+
+            # In the memory of `centered`, which is as large as the map:
+            # (xhat * -mean_dy_xhat + dy - mean_dy) * scale
+            slope = -mean_dy_xhat * inverse_deviation
+            scale = inverse_deviation if weight is None else inverse_deviation * weight
+            dx = centered.mul_(slope.view(PER_CHANNEL))
+            dx = dx.add_(dy).sub_(mean_dy.view(PER_CHANNEL))
             dx = dx.mul_(scale.view(PER_CHANNEL)).to(x.dtype)
         return (
             dx,
