@@ -20,17 +20,6 @@ def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     return torch.cat([(low + high) / 2, high - low], -1)
 
 
-def to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
-    """Convert center, width and height to corners x1, y1, x2, y2, [..., 4].
-
-    >>> to_xyxy(torch.tensor([[2., 1., 4., 2.]])).tolist()
-    [[0.0, 0.0, 4.0, 2.0]]
-    """
-    center = boxes_cxcywh[..., :2]
-    half = boxes_cxcywh[..., 2:] / 2
-    return torch.cat([center - half, center + half], -1)
-
-
 def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
     """IoU of box i with target i: [N], in [0, 1]; 0 if both are empty.
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torchvision.ops import complete_box_iou_loss
 
-from utils.boxes import complete_iou, complete_iou_of_terms, complete_iou_terms, to_cxcywh, to_xyxy
+from tests.support.boxes import to_xyxy
+from utils.boxes import complete_iou, complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
 
 def random_boxes(count: int, seed: int) -> torch.Tensor:

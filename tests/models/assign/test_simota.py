@@ -16,7 +16,7 @@ from models.assign.simota import simota
 from models.assign.targets import pad_targets
 from models.heads.decoupled import boxes_in_cells
 from models.weights.kestrel import load_detector
-from utils.boxes import to_xyxy
+from tests.support.boxes import to_xyxy
 
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "yolox"
 STRIDES = (8, 16, 32)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.assign import task_aligned as module
 from models.assign.targets import pad_targets
 from models.assign.task_aligned import ScoredAssignment, task_aligned
-from utils.boxes import to_xyxy
+from tests.support.boxes import to_xyxy
 
 Found = dict[
     tuple[int, int], tuple[int, float]

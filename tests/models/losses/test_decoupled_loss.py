@@ -28,7 +28,7 @@ from tests.models.assign.test_simota import (
     sigma,
     slow_simota,
 )
-from utils.boxes import to_xyxy
+from tests.support.boxes import to_xyxy
 
 TABLE = Path(__file__).parents[2] / "tables" / "decoupled.yaml"
 

@@ -20,7 +20,7 @@ from models.nms import non_max_suppression
 from models.weights.kestrel import load_detector
 from models.weights.yolox import COCO_NAMES, ROWS, is_yolox, load_yolox
 from tests.models.assign.test_simota import FIXTURES
-from utils.boxes import to_xyxy
+from tests.support.boxes import to_xyxy
 from utils.images.opencv import cv2
 
 COCO128 = FIXTURES.parents[1] / "datasets" / "coco128"
