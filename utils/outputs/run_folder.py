@@ -1,55 +1,19 @@
-"""What detect.py writes: annotated pictures and videos, label files, CSV, COCO JSON, crops; and the
-window it shows.
-"""
+"""Open the outputs of detect.py in its run folder."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from utils.images.detections import Frame, ImageDetections
 from utils.outputs.annotated import Annotator
+from utils.outputs.base import Output, Outputs
 from utils.outputs.crops import Crops
 from utils.outputs.csv_file import CsvFile
-from utils.outputs.interrupts import delay_interrupt
 from utils.outputs.json_file import JsonFile
 from utils.outputs.label_files import LabelFiles
 from utils.outputs.pictures import PictureFiles
 from utils.outputs.sources_file import SourcesFile
 from utils.outputs.video import VideoFiles
 from utils.outputs.window import Window
-
-
-class Output(Protocol):
-    """Something that takes each frame and its detections, from one thread at a time, in order."""
-
-    def write(self, frame: Frame, detections: ImageDetections) -> None: ...
-
-    def close(self) -> None:
-        """Finish what is open. May be called again, and after an error of `write`."""
-
-
-class Outputs:
-    """Several outputs as one."""
-
-    def __init__(self, outputs: Iterable[Output]) -> None:
-        self.outputs = list(outputs)
-
-    def write(self, frame: Frame, detections: ImageDetections) -> None:
-        """Write the frame to all outputs; Ctrl-C waits for the last of them, so that none lacks the
-        frame.
-        """
-        with delay_interrupt():
-            for output in self.outputs:
-                output.write(frame, detections)
-
-    def close(self) -> None:
-        """Close each output, even if others raise, and raise one of these errors; Ctrl-C waits for
-        the last of them.
-        """
-        with delay_interrupt(), ExitStack() as stack:
-            for output in self.outputs:
-                stack.callback(output.close)
 
 
 def open_outputs(
@@ -69,13 +33,24 @@ def open_outputs(
     show_scores: bool = True,
     inputs: Sequence[tuple[str, bool]] | None = None,
 ) -> Outputs:
-    """The outputs that are asked for, in an existing run folder.
+    """Return the outputs that are asked for, in an existing run folder.
 
-    pictures: annotated images and videos. text: label files, in text_format 0 (YOLO) or 1 (VOC),
-    with `scores` in each row. line_width, show_labels and show_scores are those of
-    `draw_detections`. inputs: the name of each image and video, and whether it is a video, if they
-    are known before the first frame; the names of files then do not depend on the order.
     sources.csv lists pictures, videos, label files and crops with their sources.
+
+    Args:
+        folder: the run folder.
+        names: of the classes.
+        pictures: annotated images and videos.
+        text: label files.
+        text_format: 0 (YOLO) or 1 (VOC).
+        scores: add the score to each row of a label file.
+        csv: predictions.csv.
+        json: predictions.json.
+        crops: a picture of each object.
+        window: show the frames.
+        line_width, show_labels, show_scores: those of `draw_detections`.
+        inputs: the name of each image and video, and whether it is a video, if they are known
+            before the first frame; the names of files then do not depend on the order.
 
     Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be
     created.
@@ -83,28 +58,28 @@ def open_outputs(
     annotator = Annotator(
         names, line_width=line_width, show_labels=show_labels, show_scores=show_scores
     )
-    # first, because it can fail before files are made
-    outputs: list[Output] = [Window(annotator)] if window else []
+    # First, because it can fail before files are made.
+    shown = [Window(annotator)] if window else []
+    written: list[Output] = []
     try:
         naming: dict[str, Any] = {"known": inputs, "sources": None}
         if text or crops or pictures:
-            naming["sources"] = SourcesFile(folder / "sources.csv")
-            outputs.append(naming["sources"])  # before the others, so that it is closed after them
+            sources = SourcesFile(folder / "sources.csv")
+            naming["sources"] = sources
+            written.append(sources)  # before the others, so that it is closed after them
         if text:
-            outputs.append(LabelFiles(folder, text_format=text_format, scores=scores, **naming))
+            written.append(LabelFiles(folder, text_format=text_format, scores=scores, **naming))
         if csv:
-            outputs.append(CsvFile(folder / "predictions.csv", names))
+            written.append(CsvFile(folder / "predictions.csv", names))
         if json:
-            outputs.append(JsonFile(folder / "predictions.json"))
+            written.append(JsonFile(folder / "predictions.json"))
         if crops:
-            outputs.append(Crops(folder, names, **naming))
+            written.append(Crops(folder, names, **naming))
         if pictures:
-            outputs += [
-                PictureFiles(folder, annotator, **naming),
-                VideoFiles(folder, annotator, **naming),
-            ]
+            written.append(PictureFiles(folder, annotator, **naming))
+            written.append(VideoFiles(folder, annotator, **naming))
     except BaseException:
-        Outputs(outputs).close()
+        Outputs([*shown, *written]).close()
         raise
     # The window comes last, so that the frame at which the user closes it is written too.
-    return Outputs(outputs[1:] + outputs[:1] if window else outputs)
+    return Outputs([*written, *shown])

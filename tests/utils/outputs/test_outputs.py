@@ -1,4 +1,4 @@
-"""utils/outputs/__init__.py: which files there are, one drawing per frame, closing in spite of
+"""utils/outputs/run_folder.py: which files there are, one drawing per frame, closing in spite of
 errors.
 """
 
