@@ -1,5 +1,4 @@
-"""Download a file from a URL: interrupted downloads are resumed, and the file is checked and
-renamed into place.
+"""Download a file from a URL, resuming earlier tries; check it, and rename it into place.
 
 This is the only module of Kestrel that requests anything from the network. It is called only with
 `--download`, for URLs that a program gives to a model loaded with `urls=True`, and
@@ -68,11 +67,12 @@ class Source(NamedTuple):
     sha256: str = ""
 
     def __str__(self) -> str:
-        return f"{urlsplit(self.url).path.rpartition('/')[2] or 'a file'} from {host_of(self.url)}"
+        name = urlsplit(self.url).path.rpartition("/")[2] or "a file"
+        return f"{name} from {host_of(self.url)}"
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, with its port if it has one.
+    """Return the host of a URL, with its port if it has one.
 
     >>> host_of("https://a.org:8443/b.zip"), host_of("file:///b.zip")
     ('a.org:8443', 'this machine')
@@ -95,7 +95,8 @@ def check_url(url: str, *, plain_http: bool = False) -> None:
         raise ValueError("it is not an https:// or file:// URL; commands and code are never run")
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        _ = parts.port  # raises ValueError unless it is a valid number
     except ValueError as error:
         raise ValueError(f"it is not a URL ({error})") from None
     if parts.username is not None or parts.password is not None:
@@ -119,15 +120,18 @@ def fetch(
     stall_s: float = STALL_S,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> str:
-    """Download `source` to `target`, which appears only when it is complete, and return its
-    SHA-256.
+    """Download `source` to `target`, which appears only when complete, and return its SHA-256.
 
     Received bytes are kept in TARGET.part beside `target`, even if this process is killed. The next
     call resumes from them if the server still has the same file. Only one process at a time may
     fetch to a target.
 
-    limit: bytes. stall_s: seconds without a byte after which a try fails. pauses_s: seconds to wait
-    after each failure.
+    Args:
+        source: the URL, and the SHA-256 if it is known.
+        target: the file.
+        limit: bytes.
+        stall_s: seconds without a byte after which a try fails.
+        pauses_s: seconds to wait after each failure.
 
     Raises ValueError for a URL that is not allowed; FaultError, with the host's name, if the file
     cannot be fetched, is larger than `limit` or the free disk space, or has a different SHA-256;
@@ -135,10 +139,13 @@ def fetch(
     """
     check_url(source.url)
     part = PartialFile.load(source.url, target)
+
+    # Once more from the start if pieces of two versions were put together.
     for last in (False, True):
         with tqdm(unit="B", unit_scale=True, desc=str(source), disable=None, leave=False) as bar:
             transfer = _Transfer(part, bar, limit, stall_s, may_resume=bool(source.sha256))
             is_pieced = transfer.complete(pauses_s)
+
         digest = sha256_of(part.file)
         if digest == (source.sha256.lower() or digest):
             break
@@ -146,6 +153,7 @@ def fetch(
         if last or not is_pieced:  # else it may mix two versions: servers do not always say
             mismatch = f"the SHA-256 of {source} is {digest}, expected {source.sha256.lower()}"
             raise FaultError(f"{mismatch}: it is not the expected file, and was removed")
+
     with name_os_errors(target), open(part.file, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(part.file, target)
@@ -154,7 +162,7 @@ def fetch(
 
 
 def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(file, "rb") as stream:
         while chunk := stream.read(CHUNK):
@@ -164,11 +172,11 @@ def sha256_of(file: Path) -> str:
 
 @dataclass
 class PartialFile:
-    """The part of a file received so far, and a note of its version; both on disk, so that a later
-    run can resume.
+    """The bytes of a file received so far, and a note of its version.
 
-    total: bytes of the whole file, None if the server did not state it. etag, modified: the
-    server's ETag and Last-Modified headers, "" if missing.
+    Both are on disk, so that a later run can resume. total: bytes of the whole file, None if the
+    server did not state it. etag, modified: the server's ETag and Last-Modified headers, "" if
+    missing.
     """
 
     file: Path
@@ -179,17 +187,17 @@ class PartialFile:
 
     @classmethod
     def load(cls, url: str, target: Path) -> "PartialFile":
-        """The part of the file at `url` that an earlier run left, or an empty part if there is no
-        usable one.
-        """
+        """Return what an earlier run left of the file at `url`, or else an empty part."""
         part = cls(target.with_name(f"{target.name}.part"), url)
         try:
             values: Any = json.loads(part.note.read_text(encoding="utf-8"))
-            part.total, part.etag, part.modified = (
-                values[key] for key in ("total", "etag", "modified")
-            )
-            is_usable = (values["url"], type(part.etag), type(part.modified)) == (url, str, str)
-            is_usable &= part.total is None or (type(part.total) is int and part.size <= part.total)
+            part.total = values["total"]
+            part.etag = values["etag"]
+            part.modified = values["modified"]
+            is_same = values["url"] == url
+            is_named = type(part.etag) is str and type(part.modified) is str
+            is_sized = part.total is None or (type(part.total) is int and part.size <= part.total)
+            is_usable = is_same and is_named and is_sized
         except (OSError, ValueError, TypeError, KeyError):
             is_usable = False
         if not is_usable:
@@ -198,39 +206,48 @@ class PartialFile:
 
     @property
     def note(self) -> Path:
-        """The JSON file that holds the URL and the version."""
+        """Return the path of the JSON file that holds the URL and the version."""
         return self.file.with_name(f"{self.file.name}.json")
 
     @property
     def size(self) -> int:
+        """Return the number of bytes received."""
         return self.file.stat().st_size if self.file.exists() else 0
 
     @property
     def condition(self) -> str:
-        """The If-Range header, "" if unknown: a server sends the rest of this version or all (RFC
-        9110, 13.1.5).
+        """Return the If-Range header, "" if unknown (RFC 9110, 13.1.5).
+
+        With it a server sends the rest of this version, or all of another one.
         """
-        return self.etag if self.etag.startswith('"') else self.modified
+        is_strong = self.etag.startswith('"')
+        return self.etag if is_strong else self.modified
 
     def begin(self, total: int | None, etag: str, modified: str) -> None:
         """Empty the part and note the version that the server has now."""
         # before the note: the bytes must never belong to another version than the note
         self.file.write_bytes(b"")
-        self.total, self.etag, self.modified = total, etag, modified
+        self.total = total
+        self.etag = etag
+        self.modified = modified
         with atomic_write(self.note) as temporary:
             values = {"url": self.url, "total": total, "etag": etag, "modified": modified}
             temporary.write_text(json.dumps(values), encoding="utf-8")
 
     def forget(self) -> None:
+        """Remove the bytes and the note."""
         self.file.unlink(missing_ok=True)
         self.note.unlink(missing_ok=True)
-        self.total, self.etag, self.modified = None, "", ""
+        self.total = None
+        self.etag = ""
+        self.modified = ""
 
 
 @dataclass
 class _Transfer:
-    """Download a URL into a part. may_resume: resume even if the server does not identify the
-    file's version.
+    """Downloads a URL into a part.
+
+    may_resume: resume even if the server does not identify the file's version.
     """
 
     part: PartialFile
@@ -245,26 +262,34 @@ class _Transfer:
         Raises FaultError for a permanent fault, or after more failures in a row than there are
         pauses.
         """
-        part, failures, is_pieced = self.part, 0, self.part.size > 0
+        part = self.part
+        is_file_url = urlsplit(part.url).scheme == "file"
+        is_pieced = part.size > 0
+        failures = 0  # in a row
         while part.total is None or part.size < part.total:
             before = part.size
             try:
-                (self._copy if urlsplit(part.url).scheme == "file" else self._receive)()
+                if is_file_url:
+                    self._copy()
+                else:
+                    self._receive()
                 break
             except TemporaryError as error:
                 is_pieced = is_pieced or part.size > 0
-                failures = 1 if part.size - before >= PROGRESS_BYTES else failures + 1
+                has_progress = part.size - before >= PROGRESS_BYTES
+                failures = 1 if has_progress else failures + 1
+
                 if failures > len(pauses_s):
-                    kept = (
-                        f"; {format_bytes(part.size)} are kept for the next run"
-                        if part.size
-                        else ""
-                    )
+                    kept = ""
+                    if part.size:
+                        kept = f"; {format_bytes(part.size)} are kept for the next run"
                     raise FaultError(
                         f"{error}; gave up after {failures} tries in a row{kept}"
                     ) from error
-                print_lines(f"{error}; trying again in {pauses_s[failures - 1]:g} s")
-                time.sleep(pauses_s[failures - 1])
+
+                pause_s = pauses_s[failures - 1]
+                print_lines(f"{error}; trying again in {pause_s:g} s")
+                time.sleep(pause_s)
         return is_pieced
 
     def _copy(self) -> None:
@@ -278,19 +303,18 @@ class _Transfer:
 
     def _receive(self) -> None:
         """Send one request; append the response to the part, or replace the part by it."""
-        part, size = self.part, self.part.size
+        part = self.part
         headers = {"Accept-Encoding": "identity", "User-Agent": "kestrel"}
-        if size and (part.condition or self.may_resume):
-            headers |= {"Range": f"bytes={size}-"} | (
-                {"If-Range": part.condition} if part.condition else {}
-            )
+        if part.size and (part.condition or self.may_resume):
+            headers["Range"] = f"bytes={part.size}-"
+            if part.condition:
+                headers["If-Range"] = part.condition
+
         with open_response(part.url, headers, self.stall_s) as (response, host):
             if response.status == 200:
-                self._begin(
-                    announced_length(response),
-                    _validator(response, "ETag"),
-                    _validator(response, "Last-Modified"),
-                )
+                etag = _validator(response, "ETag")
+                modified = _validator(response, "Last-Modified")
+                self._begin(announced_length(response), etag, modified)
             elif response.status == 206 and "Range" in headers:
                 self._resume(response, host)
             else:
@@ -315,15 +339,18 @@ class _Transfer:
         part = self.part
         given = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         first, last, total = given.groups() if given else ("", "", "*")
-        known = ((part.etag, "ETag"), (part.modified, "Last-Modified"))
-        changed = [
-            name for value, name in known if value and _validator(response, name) not in ("", value)
-        ]
+
+        # What identifies the version has another value than before.
+        etag = _validator(response, "ETag")
+        modified = _validator(response, "Last-Modified")
+        is_changed = bool(part.etag) and etag not in ("", part.etag)
+        is_changed |= bool(part.modified) and modified not in ("", part.modified)
+
         if part.total is None and total != "*":
             part.total = int(total)
         if not given or int(first) != part.size or int(last) < part.size:
             problem = "sent a different part of the file than was requested"
-        elif changed or total not in ("*", str(part.total)):
+        elif is_changed or total not in ("*", str(part.total)):
             problem = "now has a different file"
         else:
             self._require_allowed(part.total or 0)
@@ -342,14 +369,17 @@ class _Transfer:
         raise kind(f"{host} answered {status_text(status)}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
-        """Append all received bytes. Raises FaultError for more than announced or allowed,
-        TemporaryError for fewer.
+        """Append all received bytes.
+
+        Raises FaultError for more than announced or allowed, TemporaryError for fewer.
         """
-        size, total = self.part.size, self.part.total
+        size = self.part.size
+        total = self.part.total
+        most = self.limit if total is None else total
         with name_os_errors(self.part.file), open(self.part.file, "ab") as file:
             while chunk := read():
                 size += len(chunk)
-                if size > (self.limit if total is None else total):
+                if size > most:
                     file.truncate(0)
                     kind = "allowed" if total is None else "announced"
                     raise FaultError(
@@ -388,36 +418,37 @@ def open_response(
             if response.status not in REDIRECTS:
                 yield response, host
                 return
+
             url = _redirected(url, response.headers.get("Location", ""), plain_http)
             if host_of(url) != host:
-                headers = {
-                    name: value for name, value in headers.items() if name != "Authorization"
-                }
+                headers = dict(headers)
+                headers.pop("Authorization", None)
     raise FaultError(f"{host} redirected more than {MAX_REDIRECTS} times")
 
 
 def authorization(url: str, user: str, password: str, challenges: Sequence[str]) -> str | None:
-    """Return the Authorization header that answers a server's challenges; None if no answer is
-    known.
+    """Return the Authorization header that answers a server's challenges; None if unknown.
 
     user, password: as in an address, percent-encoded. challenges: the WWW-Authenticate headers.
     Digest is preferred, because Basic sends the password itself. Source: RFC 7616 and 7617. Raises
     ValueError for control characters, which could start another header.
     """
-    name, secret = unquote(user), unquote(password)
+    name = unquote(user)
+    secret = unquote(password)
     if re.search(r"[\x00-\x1f\x7f]", name + secret):
         raise ValueError("its user name or password has control characters")
-    by_scheme = {
-        scheme.lower(): rest
-        for scheme, _, rest in (challenge.partition(" ") for challenge in challenges)
-    }
+
+    by_scheme = {}
+    for challenge in challenges:
+        scheme, _, rest = challenge.partition(" ")
+        by_scheme[scheme.lower()] = rest
+
     if "digest" in by_scheme:
         passwords = HTTPPasswordMgrWithDefaultRealm()
         passwords.add_password(None, url, name, secret)
         try:
-            parameters = parse_keqv_list(
-                [pair for pair in parse_http_list(by_scheme["digest"]) if pair]
-            )
+            pairs = [pair for pair in parse_http_list(by_scheme["digest"]) if pair]
+            parameters = parse_keqv_list(pairs)
             answer = AbstractDigestAuthHandler(passwords).get_authorization(
                 Request(url),  # noqa: S310
                 parameters,
@@ -433,35 +464,39 @@ def authorization(url: str, user: str, password: str, challenges: Sequence[str])
 
 
 def _opener(url: str) -> OpenerDirector:
-    """An opener for http and https, with the environment's proxies; it returns errors and redirects
-    as responses.
+    """Return an opener for http and https, with the environment's proxies.
+
+    It returns errors and redirects as responses.
     """
     opener = OpenerDirector()
     # to a proxy it would mean the proxy's own machine
     is_local = urlsplit(url).hostname in LOOPBACK
-    for handler in (ProxyHandler({} if is_local else None), HTTPHandler(), HTTPSHandler()):
+    proxies = ProxyHandler({}) if is_local else ProxyHandler()
+    for handler in (proxies, HTTPHandler(), HTTPSHandler()):
         opener.add_handler(handler)
     return opener
 
 
 def _redirected(url: str, location: str, plain_http: bool = False) -> str:
-    """The absolute URL that `url` redirects to. Raises FaultError if it is not allowed."""
+    """Return the absolute URL that `url` redirects to; FaultError if it is not allowed."""
     host = host_of(url)
     try:
         quoted = quote(location, safe=string.punctuation, encoding="iso-8859-1", errors="replace")
         target = urljoin(url, quoted) if quoted else ""
         check_url(target, plain_http=plain_http and urlsplit(url).scheme == "http")
-        schemes = urlsplit(url).scheme, urlsplit(target).scheme
-        if "file" in schemes or schemes == ("https", "http"):
-            raise ValueError(f"{schemes[0]}:// must not redirect to {schemes[1]}://")
+        before = urlsplit(url).scheme
+        after = urlsplit(target).scheme
+        if "file" in (before, after) or (before, after) == ("https", "http"):
+            raise ValueError(f"{before}:// must not redirect to {after}://")
     except ValueError as error:
         raise FaultError(f"{host} redirected to a URL that is not allowed: {error}") from None
     return target
 
 
 def status_text(status: int) -> str:
-    """The status code of a response with the phrase of the standard; the server's own text is not
-    repeated.
+    """Return the status code of a response with the phrase of the standard.
+
+    The server's own text is not repeated.
 
     >>> status_text(404), status_text(799)
     ('404 Not Found', '799')
@@ -471,14 +506,17 @@ def status_text(status: int) -> str:
 
 
 def announced_length(response: HTTPResponse) -> int | None:
-    """The number of bytes that a response announces, None if it does not."""
+    """Return the number of bytes that a response announces, None if it does not."""
     length = response.headers.get("Content-Length", "")
-    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
+    if response.chunked or not re.fullmatch(r"[0-9]{1,18}", length):
+        return None
+    return int(length)
 
 
 def _validator(response: HTTPResponse, name: str) -> str:
-    """A header that identifies the file's version (RFC 9110, 8.8); "" if missing or unfit to be
-    sent back unchanged.
+    """Return a header that identifies the file's version (RFC 9110, 8.8).
+
+    "" if it is missing or unfit to be sent back unchanged.
     """
     value = response.headers.get(name, "")
     return value if re.fullmatch(r"[ -~]{1,200}", value) else ""
@@ -486,28 +524,22 @@ def _validator(response: HTTPResponse, name: str) -> str:
 
 @contextmanager
 def network_errors(host: str, stall_s: float) -> Iterator[None]:
-    """Turn the errors of network calls into FaultError or TemporaryError with one sentence that
-    names the host.
-    """
+    """Turn errors of network calls into FaultError or TemporaryError; they name the host."""
     try:
         yield
     except (OSError, HTTPException, UnicodeError) as error:
-        cause = (
-            error.reason
-            if isinstance(error, URLError) and isinstance(error.reason, Exception)
-            else error
-        )
-        kind = (
-            FaultError
-            if isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError))
-            else TemporaryError
-        )
+        cause: Exception = error
+        if isinstance(error, URLError) and isinstance(error.reason, Exception):
+            cause = error.reason
+        is_permanent = isinstance(cause, (ssl.SSLCertVerificationError, UnicodeError))
+        kind = FaultError if is_permanent else TemporaryError
         raise kind(f"{host} {_describe(cause, stall_s)}") from error
 
 
 def _describe(error: Exception, stall_s: float) -> str:
-    """The second half of a sentence for an error of the network; the server's own text is not
-    repeated.
+    """Return the second half of a sentence for an error of the network.
+
+    The server's own text is not repeated.
     """
     if isinstance(error, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
@@ -521,5 +553,7 @@ def _describe(error: Exception, stall_s: float) -> str:
         return "closed the connection"
     if isinstance(error, HTTPException):
         return "sent a response that is not HTTP"
-    text = (getattr(error, "strerror", None) or str(error)).splitlines() or [type(error).__name__]
-    return f"cannot be reached: {ascii(text[0])[1:-1][:200]}"
+
+    text = getattr(error, "strerror", None) or str(error)
+    first_line = (text.splitlines() or [type(error).__name__])[0]
+    return f"cannot be reached: {ascii(first_line)[1:-1][:200]}"

@@ -58,20 +58,23 @@ HARMFUL_MODULES = re.compile(
 
 
 class LimitedReadFile(io.FileIO):
-    """A file that refuses reads of more than MAX_DIRECTORY bytes: zipfile reads a zip's directory
-    in one call.
+    """A file that refuses reads of more than MAX_DIRECTORY bytes.
+
+    zipfile reads a zip's directory in one call.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:
-        size = MAX_DIRECTORY if size is None or size < 0 else size
+        if size is None or size < 0:
+            size = MAX_DIRECTORY
         if size > MAX_DIRECTORY:
             raise ValueError(f"its directory has more than {MAX_DIRECTORY} bytes")
         return super().read(size) or b""
 
 
 def open_limited(path: Path) -> LimitedReadFile:
-    """Open a regular file of at most MAX_FILE bytes. Raises OSError or ValueError for others: a
-    pipe would block.
+    """Open a regular file of at most MAX_FILE bytes.
+
+    Raises OSError or ValueError for others: a pipe would block.
     """
     size = path.stat().st_size
     if not path.is_file():
@@ -90,23 +93,25 @@ class Archive:
     def __init__(self, file: LimitedReadFile) -> None:
         self.size = file.seek(0, io.SEEK_END)
         file.seek(0)
+        if self.size == 0:
+            raise ValueError("it is empty")
         if file.read(4) != b"PK\x03\x04":
-            raise ValueError(
-                "it is empty"
-                if self.size == 0
-                else "it is not a zip file of torch.save (torch 1.6 or later)"
-            )
+            raise ValueError("it is not a zip file of torch.save (torch 1.6 or later)")
+
+        # The zip's directory: names, sizes, no compression.
         self._zip = zipfile.ZipFile(file)
         entries = self._zip.infolist()
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
             raise ValueError("it has two entries with the same name")
-        if any(
-            e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size for e in entries
-        ):
-            raise ValueError("its entries are compressed")
+        for entry in entries:
+            is_stored = entry.compress_type == zipfile.ZIP_STORED
+            if not is_stored or entry.compress_size != entry.file_size:
+                raise ValueError("its entries are compressed")
         if sum(entry.file_size for entry in entries) > self.size:
             raise ValueError("its entries are larger than the file")
+
+        # torch.save writes everything below one folder.
         folders = [
             name.removesuffix("data.pkl")
             for name in self._entries
@@ -115,22 +120,25 @@ class Archive:
         if len(folders) != 1:
             raise ValueError("it has no data.pkl as torch.save writes it")
         self._folder = folders[0]
-        if f"{self._folder}byteorder" in self._entries and self.read("byteorder", 16) != b"little":
+        states_order = f"{self._folder}byteorder" in self._entries
+        if states_order and self.read("byteorder", 16) != b"little":
             raise ValueError("its numbers are not little-endian")
 
     def unpickled(self) -> Any:
-        """The pickled value; each call in the pickle is a Record."""
+        """Return the pickled value; each call in the pickle is a Record."""
         return PickleReader().run(self.read("data.pkl", MAX_PICKLE))
 
     def read(self, name: str, most: int) -> bytearray:
-        """The bytes of an entry, checksum verified. Raises ValueError if there are more than
-        `most`.
+        """Return the bytes of an entry, checksum verified.
+
+        Raises ValueError if there are more than `most`.
         """
         entry = self._entries.get(self._folder + name)
         if entry is None:
             raise ValueError(f"it has no entry {name}")
         if entry.file_size > most:
             raise ValueError(f"its {name} has more than {most} bytes")
+
         content = bytearray()
         with self._zip.open(entry) as stream:
             while chunk := stream.read(CHUNK):
@@ -149,8 +157,9 @@ class ClassName:
 
 @dataclass(eq=False)
 class Record:
-    """Stands for the object that `kind(*args)` would create, with the state and items that the
-    pickle sets on it.
+    """Stands for the object that `kind(*args)` would create.
+
+    state, items: what the pickle sets on it.
     """
 
     kind: str
@@ -169,26 +178,29 @@ class StorageReference:
 
 
 def kind(module: Any, name: Any) -> ClassName:
-    """The ClassName of a name. Raises ValueError for names that no checkpoint needs and that do
-    harm when called.
+    """Return the ClassName of a name.
+
+    Raises ValueError for names that no checkpoint needs and that do harm when called.
     """
     if not isinstance(module, str) or not isinstance(name, str):
         raise ValueError("it builds a class name from values that are not text")
     # a long text used in many names would be copied for each
     if len(module) + len(name) > MAX_LETTERS:
         raise ValueError(f"it has names of more than {MAX_LETTERS} letters")
-    module = "builtins" if module == "__builtin__" else module
+
+    if module == "__builtin__":  # of Python 2
+        module = "builtins"
     root = module.partition(".")[0]
-    if HARMFUL_MODULES.fullmatch(root) or (
-        root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name)
-    ):
+    is_harmful = HARMFUL_MODULES.fullmatch(root) is not None
+    if root == "builtins" and not HARMLESS_BUILTINS.fullmatch(name):
+        is_harmful = True
+    if is_harmful:
         raise ValueError(f"it names {module}.{name}")
     return ClassName(f"{module}.{name}")
 
 
 class PickleReader:
-    """A pickle interpreter that builds plain values and Records. None of its opcodes can call
-    anything.
+    """A pickle interpreter that builds plain values and Records, and cannot call anything.
 
     skipped_keys: how many dict items were dropped because their keys are neither text nor small
     whole numbers.
@@ -201,7 +213,7 @@ class PickleReader:
         self.skipped_keys = 0
 
     def run(self, pickled: bytes | bytearray) -> Any:
-        """The pickled value; each call in the pickle is a Record.
+        """Return the pickled value; each call in the pickle is a Record.
 
         Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint
         needs.
@@ -220,6 +232,7 @@ class PickleReader:
         return self.stack[0]
 
     def _put(self, opcode: str, value: Any) -> None:
+        """Run an opcode that puts a value on the stack, or that only notes one."""
         if VALUES.fullmatch(opcode):
             self.stack.append(value)
         elif opcode in CONSTANTS:
@@ -227,7 +240,9 @@ class PickleReader:
         elif opcode in EMPTY:
             self.stack.append(EMPTY[opcode]())
         elif opcode in TUPLES:
-            self.stack.append(tuple([self.stack.pop() for _ in range(TUPLES[opcode])][::-1]))
+            size = TUPLES[opcode]
+            reversed_values = [self.stack.pop() for _ in range(size)]
+            self.stack.append(tuple(reversed_values[::-1]))
         elif opcode in {"BINPUT", "LONG_BINPUT"}:
             self.memo[value] = self.stack[-1]
         elif opcode == "MEMOIZE":
@@ -238,6 +253,7 @@ class PickleReader:
             self._combine(opcode, value)
 
     def _combine(self, opcode: str, value: Any) -> None:
+        """Run an opcode that takes values off the stack."""
         match opcode:
             case "MARK":
                 self.marked.append(self.stack)
@@ -246,10 +262,12 @@ class PickleReader:
                 joined = tuple(self._since_mark())
                 self.stack.append(joined)
             case "GLOBAL":
-                self.stack.append(kind(*value.split(" ", 1)))
+                module, name = value.split(" ", 1)
+                self.stack.append(kind(module, name))
             case "STACK_GLOBAL":
                 name = self.stack.pop()
-                self.stack.append(kind(self.stack.pop(), name))
+                module = self.stack.pop()
+                self.stack.append(kind(module, name))
             case "NEWOBJ" | "REDUCE":
                 self._record(self.stack.pop())
             case "NEWOBJ_EX":
@@ -259,36 +277,38 @@ class PickleReader:
                 state = self.stack.pop()
                 self._target(Record).state = state
             case "SETITEM" | "SETITEMS":
-                values = (
-                    self._since_mark()
-                    if opcode == "SETITEMS"
-                    else [self.stack.pop(-2), self.stack.pop()]
-                )
+                if opcode == "SETITEM":
+                    values = [self.stack.pop(-2), self.stack.pop()]  # key, value
+                else:
+                    values = self._since_mark()
                 target = self._target(dict, Record)
-                self.skipped_keys += _set_items(
-                    target.items if isinstance(target, Record) else target, values
-                )
+                items = target.items if isinstance(target, Record) else target
+                self.skipped_keys += _set_items(items, values)
             case "APPEND" | "APPENDS" | "ADDITEMS":
                 values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
                 target = self._target(list, Record)
                 if isinstance(target, list):
                     target.extend(values)
             case "BINPERSID":
-                self.stack.append(_stored(self.stack.pop()))
+                self.stack.append(_storage_reference(self.stack.pop()))
             case _:
                 raise ValueError(f"its pickle has an opcode {opcode}, which no checkpoint needs")
 
     def _since_mark(self) -> list[Any]:
-        values, self.stack = self.stack, self.marked.pop()
+        """Take off the values since the last mark, and return them."""
+        values = self.stack
+        self.stack = self.marked.pop()
         return values
 
     def _record(self, args: Any) -> None:
+        """Replace the class or function on the stack by the Record of a call with `args`."""
         callee = self.stack.pop()
         if not isinstance(callee, ClassName):
             raise ValueError("its pickle calls a value that is not callable")
         self.stack.append(Record(callee.name, args))
 
     def _target(self, *kinds: type) -> Any:
+        """Return the value on top of the stack; ValueError unless it is of one of the kinds."""
         target = self.stack[-1]
         if not isinstance(target, kinds):
             raise ValueError("its pickle adds items or state to a value that has none")
@@ -296,21 +316,25 @@ class PickleReader:
 
 
 def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
-    """Set the items whose keys are text or small whole numbers; return how many items were left
-    out.
+    """Set the items whose keys are text or small whole numbers; return the number of others.
 
     Other keys are not hashed: hashing nested tuples may take forever.
+
+    values: key, value, key, value ...
     """
     if len(values) % 2:
         raise ValueError("its pickle is damaged")
-    pairs = list(zip(values[::2], values[1::2], strict=True))
-    fit = [(k, v) for k, v in pairs if isinstance(k, str) or (type(k) is int and abs(k) < 1 << 31)]
-    target.update(fit)
-    return len(pairs) - len(fit)
+    skipped = 0
+    for key, value in zip(values[::2], values[1::2], strict=True):
+        if isinstance(key, str) or (type(key) is int and abs(key) < 1 << 31):
+            target[key] = value
+        else:
+            skipped += 1
+    return skipped
 
 
-def _stored(reference: Any) -> StorageReference:
-    """The storage of a torch.save reference: ("storage", class, key, device, count)."""
+def _storage_reference(reference: Any) -> StorageReference:
+    """Read a reference as torch.save writes it: ("storage", class, key, device, count)."""
     if not isinstance(reference, tuple) or len(reference) != 5:
         raise ValueError("it has an invalid storage reference")
     word, storage, key, _, count = reference
@@ -327,58 +351,61 @@ class TensorReader:
     """Reads the tensors of an archive; all together they may be no larger than the archive."""
 
     def __init__(self, archive: Archive) -> None:
-        self._archive, self._left = archive, archive.size
+        self._archive = archive
+        self._left = archive.size  # bytes that further tensors may have
         self._read: dict[str, bytearray] = {}
 
     def tensor(self, value: Any) -> Tensor:
-        """The tensor or parameter of a Record, with its saved strides, as a view of the bytes read
-        from the file.
+        """Return the tensor or parameter of a Record, a view of the bytes read from the file.
 
-        Raises ValueError if the Record is something else, or the tensor reaches outside its
-        storage.
+        It has the saved strides. Raises ValueError if the Record is something else, or the tensor
+        reaches outside its storage.
         """
-        if (
-            isinstance(value, Record)
-            and value.kind == "torch._utils._rebuild_parameter"
-            and is_args(value.args, 1)
-        ):
-            value = value.args[0]
+        if isinstance(value, Record) and value.kind == "torch._utils._rebuild_parameter":
+            if is_args(value.args, 1):
+                value = value.args[0]  # the parameter's tensor
         if not is_tensor(value):
             raise ValueError("it has something else where a tensor should be")
         if not is_args(value.args, 4):
             raise ValueError("one of its tensors is damaged")
-        stored, offset, size, strides = value.args[:4]
-        if not isinstance(stored, StorageReference) or not is_view(
-            stored.count, offset, size, strides
-        ):
+        storage, offset, size, strides = value.args[:4]
+        is_inside = isinstance(storage, StorageReference) and is_view(
+            storage.count, offset, size, strides
+        )
+        if not is_inside:
             raise ValueError("one of its tensors reaches outside its storage")
-        self._left -= math.prod(size) * stored.dtype.itemsize
+
+        count = math.prod(size)
+        self._left -= count * storage.dtype.itemsize
         if self._left < 0:
             raise ValueError("its tensors are larger than the file")
-        content = self._storage(stored)
-        if math.prod(size) == 0:
-            return torch.empty(size, dtype=stored.dtype)
-        return torch.frombuffer(content, dtype=stored.dtype).as_strided(size, strides, offset)
 
-    def _storage(self, stored: StorageReference) -> bytearray:
-        if stored.key not in self._read:
-            self._read[stored.key] = self._archive.read(f"data/{stored.key}", self._archive.size)
-        content = self._read[stored.key]
-        if len(content) != stored.count * stored.dtype.itemsize:
+        content = self._content(storage)
+        if count == 0:
+            return torch.empty(size, dtype=storage.dtype)
+        return torch.frombuffer(content, dtype=storage.dtype).as_strided(size, strides, offset)
+
+    def _content(self, storage: StorageReference) -> bytearray:
+        """Return the bytes of a storage, which are read once."""
+        key = storage.key
+        if key not in self._read:
+            self._read[key] = self._archive.read(f"data/{key}", self._archive.size)
+        content = self._read[key]
+        if len(content) != storage.count * storage.dtype.itemsize:
             raise ValueError(
-                f"its data/{stored.key} has {len(content)} bytes for {stored.count} {stored.dtype}"
+                f"its data/{key} has {len(content)} bytes for {storage.count} {storage.dtype}"
             )
         return content
 
 
 def mapping_entries(value: Any) -> dict[Any, Any]:
-    """The entries of a dict, or of the record of a dict subclass. Raises ValueError for anything
-    else.
-    """
-    found = value.items if isinstance(value, Record) and value.kind in MAPPINGS else value
-    if not isinstance(found, dict):
+    """Return the entries of a dict, or of the record of a dict subclass; ValueError for others."""
+    entries = value
+    if isinstance(value, Record) and value.kind in MAPPINGS:
+        entries = value.items
+    if not isinstance(entries, dict):
         raise ValueError("one of its modules is damaged")
-    return found
+    return entries
 
 
 def is_tensor(value: Any) -> bool:
@@ -390,39 +417,46 @@ def is_args(args: Any, least: int) -> bool:
 
 
 def is_view(count: int, offset: Any, size: Any, strides: Any) -> bool:
-    """Whether offset, size and strides describe a view of a storage of `count` numbers, no larger
-    than that storage.
+    """Return whether offset, size and strides describe a view of a storage of `count` numbers.
+
+    The view must be no larger than the storage.
     """
-    if (
-        not isinstance(size, tuple)
-        or not isinstance(strides, tuple)
-        or not len(size) == len(strides) <= 8
-    ):
+    if not isinstance(size, tuple) or not isinstance(strides, tuple):
         return False
-    if not all(type(value) is int and 0 <= value < 1 << 40 for value in (offset, *size, *strides)):
+    if len(size) != len(strides) or len(size) > 8:
         return False
+    for value in (offset, *size, *strides):
+        if type(value) is not int or not 0 <= value < 1 << 40:
+            return False
+
+    numbers = math.prod(size)
+    if numbers == 0:
+        return True
     last = offset + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))
-    return math.prod(size) <= count and (math.prod(size) == 0 or last < count)
+    return numbers <= count and last < count
 
 
 def read_plain(path: Path) -> Any:
-    """The content of a torch.save file that holds only tensors and plain values, together no larger
-    than the file.
+    """Return the content of a torch.save file that holds only tensors and plain values.
 
-    Like torch.load(weights_only=True), which does not run code either, but which hashes and
-    allocates whatever the pickle asks for. Raises OSError, ValueError or BadZipFile.
+    Together they are no larger than the file. Like torch.load(weights_only=True), which does not
+    run code either, but which hashes and allocates whatever the pickle asks for. Raises OSError,
+    ValueError or BadZipFile.
     """
     with open_limited(path) as file:
-        archive, machine = Archive(file), PickleReader()
+        archive = Archive(file)
+        machine = PickleReader()
         content = machine.run(archive.read("data.pkl", MAX_PICKLE))
         if machine.skipped_keys:
             raise ValueError("it has keys that are neither text nor whole numbers")
-        return _plain(content, TensorReader(archive), iter(range(MAX_STEPS)), 0)
+        tensors = TensorReader(archive)
+        return _plain(content, tensors, counted=iter(range(MAX_STEPS)), depth=0)
 
 
 def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int) -> Any:
-    """`value` with its Records replaced by tensors. A value that occurs twice is copied, and
-    counted, twice.
+    """Return `value` with its Records replaced by tensors.
+
+    A value that occurs twice is copied, and counted, twice.
     """
     if next(counted, None) is None or depth > MAX_DEPTH:
         raise ValueError("it is nested too deeply, or contains itself")
