@@ -1,5 +1,4 @@
-"""Unpack untrusted zip and tar archives: all names are checked before the first write, all bytes
-are counted.
+"""Unpack untrusted zip and tar archives: names are checked before writing, bytes are counted.
 
 Only regular files and folders are written, below the given folder, with the permissions of new
 files. An archive that contains anything else, such as links or devices, is refused as a whole: data
@@ -34,6 +33,11 @@ CHUNK = 2**20
 MAX_READ = 4 * CHUNK  # bytes per read; no valid tar header is longer
 MAX_END = 65535 + 200  # bytes that hold a zip's last records: a comment, and what precedes it
 MAX_PADDING = CHUNK  # bytes of zeros after a tar's end
+COMPRESSIONS: dict[bytes, Callable[..., Any]] = {  # how a file begins, and what opens it
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
 EXISTING_FILE_ERRORS = (FileExistsError, IsADirectoryError, NotADirectoryError)
 # devices, streams, trailing dots
 WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'
@@ -81,35 +85,48 @@ def unpack(
     top: str = "",
     limits: Limits = LIMITS,
 ) -> Counter[str]:
-    """Write the files of a zip or tar (plain, gzip, bzip2 or xz) below `folder`; return the
-    suffixes of skipped files.
+    """Write the files of an archive below `folder`; return the suffixes of skipped files.
 
-    wanted: whether to write a file, given its folders and name. top: a top folder that is left out
-    of the paths if all wanted files are in it. An interrupted call leaves files behind, so `folder`
-    should be one that may be deleted.
+    An interrupted call leaves files behind, so `folder` should be one that may be deleted.
+
+    Args:
+        archive: a zip, or a tar: plain, gzip, bzip2 or xz.
+        folder: that exists.
+        wanted: whether to write a file, given its folders and name.
+        top: a top folder that is left out of the paths if all wanted files are in it.
+        limits: the most that the archive may contain.
 
     Raises ArchiveError, with half a sentence, for an archive that is damaged, exceeds `limits`,
     contains anything but files and folders, or contains a file that exists in `folder`; FaultError
     if the disk has too little space; and OSError if the disk fills up.
     """
     with _archive_errors(), _open_entries(archive) as entries:
-        files = _check_entries(entries, archive.stat().st_size, limits)
-        skipped = Counter(Path(path[-1]).suffix for path in files if not wanted(path))
-        files = {path: entry for path, entry in files.items() if wanted(path)}
+        # Choose among the files.
+        all_files = _check_entries(entries, archive.stat().st_size, limits)
+        files: dict[tuple[str, ...], Entry] = {}
+        skipped: Counter[str] = Counter()
+        for path, entry in all_files.items():
+            if wanted(path):
+                files[path] = entry
+            else:
+                skipped[Path(path[-1]).suffix] += 1
         if not files:
             raise ArchiveError("it contains no wanted file")
+
+        # Write them.
         require_free_space(folder, sum(entry.size for entry in files.values()))
-        dropped_folders = int(all(path[0] == top and len(path) > 1 for path in files))
+        all_in_top = all(path[0] == top and len(path) > 1 for path in files)
+        dropped_folders = 1 if all_in_top else 0
         for path, entry in tqdm(files.items(), desc="unpacking", disable=None, leave=False):
             _write(entry, folder.joinpath(*path[dropped_folders:]))
     return skipped
 
 
 def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """An entry's name split into folders and file name, relative to the target folder; () for that
-    folder itself.
+    """Split an entry's name into folders and file name, relative to the target folder.
 
-    Raises ArchiveError, with half a sentence, for a name that is unsafe or exceeds `limits`.
+    () is that folder itself. Raises ArchiveError, with half a sentence, for a name that is unsafe
+    or exceeds `limits`.
 
     >>> safe_path("./images/a.jpg")
     ('images', 'a.jpg')
@@ -119,8 +136,10 @@ def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
     """
     path = tuple(part for part in name.split("/") if part not in ("", "."))
     longest = max((len(os.fsencode(part)) for part in path), default=0)
-    if name.startswith("/") or not name:
-        problem = "is an absolute path" if name else "is empty"
+    if not name:
+        problem = "is empty"
+    elif name.startswith("/"):
+        problem = "is an absolute path"
     elif ".." in path:
         problem = "leads out of its folder"
     elif re.search(r"[\0-\x1f\x7f\\]", name):
@@ -138,14 +157,15 @@ def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
 
 
 def _quoted(name: str) -> str:
-    return ascii(name if len(name) <= 100 else f"{name[:100]}...")
+    """Return a name for a message: in quotes, cut at 100 characters."""
+    if len(name) > 100:
+        name = f"{name[:100]}..."
+    return ascii(name)
 
 
 @contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Turn the errors of zipfile and tarfile, which can be of nearly any type, into
-    ArchiveError.
-    """
+    """Turn the errors of zipfile and tarfile, of nearly any type, into ArchiveError."""
     try:
         yield
     except (ArchiveError, FaultError):
@@ -160,12 +180,11 @@ def _archive_errors() -> Iterator[None]:
 
 @contextmanager
 def _open_entries(archive: Path) -> Iterator[Iterator[Entry]]:
-    """Yield the entries of an archive. Its first bytes decide which reader is used, not its file
-    name.
-    """
+    """Yield the entries of an archive, read as its first bytes say, not its file name."""
     with open(archive, "rb") as raw:
         start = raw.read(6)
         raw.seek(0)
+
         if start.startswith((b"PK\3\4", b"PK\5\6")):
             with zipfile.ZipFile(raw) as zip_file:
                 # a damaged entry can hide the next one
@@ -173,9 +192,12 @@ def _open_entries(archive: Path) -> Iterator[Iterator[Entry]]:
                     raise ArchiveError("its list of files is damaged")
                 yield _zip_entries(zip_file)
             return
-        readers = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
-        reader = next((reader for magic, reader in readers if start.startswith(magic)), None)
-        stream = Stream(reader(raw, "rb") if reader else raw)
+
+        unpacked: Any = raw
+        for magic, open_compressed in COMPRESSIONS.items():
+            if start.startswith(magic):
+                unpacked = open_compressed(raw, "rb")
+        stream = Stream(unpacked)
         with _open_tar(stream) as tar:
             yield _tar_entries(tar, stream)
 
@@ -190,8 +212,9 @@ def _open_tar(stream: Any) -> tarfile.TarFile:
 
 
 def _stated_entry_count(raw: BinaryIO) -> int:
-    """The number of entries stated at the end of a zip (APPNOTE.TXT, 4.3.14 and 4.3.16), which
-    zipfile ignores.
+    """Return the number of entries that the end of a zip states, which zipfile ignores.
+
+    Source: APPNOTE.TXT, 4.3.14 and 4.3.16.
     """
     size = raw.seek(0, os.SEEK_END)
     raw.seek(max(size - MAX_END, 0))
@@ -200,42 +223,37 @@ def _stated_entry_count(raw: BinaryIO) -> int:
     count = int.from_bytes(end[at : at + 2], "little")
     if count < 0xFFFF:
         return count
+    # more entries, stated in the record of a zip of 64 bits
     at = end.rfind(b"PK\6\6") + 32
     return int.from_bytes(end[at : at + 8], "little")
 
 
 def _zip_entries(zip_file: zipfile.ZipFile) -> Iterator[Entry]:
+    """Yield the files and folders of a zip. Raises ArchiveError for anything else."""
     for info in zip_file.infolist():
         name = info.orig_filename  # info.filename ends at a NUL
         # the Unix file type; 0 if the zip was made elsewhere
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise ArchiveError(
-                f"{_quoted(name)} is a {'link' if kind == stat.S_IFLNK else 'device or pipe'}"
-            )
+            what = "link" if kind == stat.S_IFLNK else "device or pipe"
+            raise ArchiveError(f"{_quoted(name)} is a {what}")
         if info.flag_bits & 0x41:
             raise ArchiveError(f"{_quoted(name)} is encrypted")
         yield Entry(name, info.file_size, name.endswith("/"), partial(zip_file.open, info))
 
 
 def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
+    """Yield the files and folders of a tar. Raises ArchiveError for anything else."""
     for member in tar:
-        if (
-            not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE))
-            or member.issparse()
-        ):
-            kind = (
-                "link"
-                if member.islnk() or member.issym()
-                else "device, pipe, sparse or other special file"
-            )
+        is_folder = member.isdir()
+        is_file = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+        if not (is_file or is_folder) or member.issparse():
+            is_link = member.islnk() or member.issym()
+            kind = "link" if is_link else "device, pipe, sparse or other special file"
             raise ArchiveError(f"{_quoted(member.name)} is a {kind}")
-        yield Entry(
-            member.name,
-            0 if member.isdir() else member.size,
-            member.isdir(),
-            partial(tar.extractfile, member),
-        )
+        size = 0 if is_folder else member.size
+        yield Entry(member.name, size, is_folder, partial(tar.extractfile, member))
+
     # tarfile treats a damaged header as the end, and reads nothing after it.
     if any(stream.last) or len(stream.last) < tarfile.BLOCKSIZE:
         raise ArchiveError("it is truncated, or one of its headers is damaged")
@@ -245,12 +263,14 @@ def _tar_entries(tar: tarfile.TarFile, stream: "Stream") -> Iterator[Entry]:
 
 
 class Stream:
-    """A tar's decompressed bytes for tarfile. Refuses long reads: tarfile would read a header of
-    any length.
+    """A tar's decompressed bytes for tarfile, which would read a header of any length.
+
+    Long reads are refused. last: the bytes of the last read.
     """
 
     def __init__(self, file: Any) -> None:
-        self.file, self.last = file, b""
+        self.file = file
+        self.last = b""
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_READ:
@@ -268,14 +288,14 @@ class Stream:
 def _check_entries(
     entries: Iterator[Entry], archive_size: int, limits: Limits
 ) -> dict[tuple[str, ...], Entry]:
-    """The files of an archive by path. Raises ArchiveError for the first entry that is not
-    allowed.
-    """
+    """Return the files of an archive by path; ArchiveError for the first entry not allowed."""
     files: dict[tuple[str, ...], Entry] = {}
     file_keys: set[str] = set()
     folder_keys: set[str] = {""}
-    most, total = min(limits.size, max(limits.size_always, limits.ratio * archive_size)), 0
+    most = min(limits.size, max(limits.size_always, limits.ratio * archive_size))
+    total = 0
     for number, entry in enumerate(entries, 1):
+        # Not too much.
         total += entry.size
         if number > limits.entries:
             raise ArchiveError(f"it contains more than {limits.entries:,} files and folders")
@@ -283,6 +303,8 @@ def _check_entries(
             raise ArchiveError(
                 f"its {format_bytes(archive_size)} would unpack to more than {format_bytes(most)}"
             )
+
+        # Note its folder and those above; that of the target is known from the start.
         path = safe_path(entry.name, limits)
         parent = path if entry.is_folder else path[:-1]
         while (key := _collision_key(parent)) not in folder_keys:
@@ -290,26 +312,30 @@ def _check_entries(
             parent = parent[:-1]
         if entry.is_folder:
             continue
-        if not path or (key := _collision_key(path)) in file_keys:
+
+        # No file twice.
+        key = _collision_key(path)
+        if not path or key in file_keys:
             raise ArchiveError(
                 f"{_quoted(entry.name)} appears twice (upper and lower case count as the same)"
             )
         file_keys.add(key)
         files[path] = entry
-    if clash := file_keys & folder_keys:
+
+    clash = file_keys & folder_keys
+    if clash:
         raise ArchiveError(f"{_quoted(min(clash))} is both a file and a folder")
     return files
 
 
 def _collision_key(path: tuple[str, ...]) -> str:
-    """A key that is equal for all paths that some file system treats as the same file."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", "/".join(path)).casefold())
+    """Return a key that is equal for all paths that some file system takes for one file."""
+    decomposed = unicodedata.normalize("NFD", "/".join(path))
+    return unicodedata.normalize("NFC", decomposed.casefold())
 
 
 def _write(entry: Entry, target: Path) -> None:
-    """Write a file's bytes to `target`. Raises ArchiveError if there are not as many as its header
-    says.
-    """
+    """Write a file's bytes to `target`; ArchiveError unless there are as many as stated."""
     left = entry.size
     target.parent.mkdir(parents=True, exist_ok=True)
     with entry.open() as source, name_os_errors(target), open(target, "xb") as out:

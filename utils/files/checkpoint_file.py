@@ -1,6 +1,4 @@
-"""Checkpoint files: tensors and plain values only, written atomically, read without executing
-anything.
-"""
+"""Checkpoint files: tensors and plain values only, written atomically, executing nothing."""
 
 import hashlib
 import os
@@ -22,7 +20,7 @@ NUMPY_CODES = "?bBhHiIlLqQefdU"
 
 
 def to_plain(value: Any) -> Any:
-    """`value` converted to tensors on the CPU, numbers, strings, bytes, None, dicts and lists.
+    """Convert `value` to tensors on the CPU, numbers, strings, bytes, None, dicts and lists.
 
     Raises TypeError for anything else.
     """
@@ -43,8 +41,7 @@ def to_plain(value: Any) -> Any:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` to `path` atomically: at any moment `path` is the complete old or the complete
-    new checkpoint.
+    """Write `state` to `path` atomically: it is always the whole old or the whole new checkpoint.
 
     Raises TypeError if `state` contains anything that `to_plain` refuses, OSError if the disk is
     full, and FaultError if the folder no longer exists; the old checkpoint then stays.
@@ -58,9 +55,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def _write(values: Any, file: BinaryIO) -> None:
-    """Call torch.save, but raise the cause where it hides a full disk or Ctrl-C behind its own
-    RuntimeError.
-    """
+    """Call torch.save, and raise the full disk or Ctrl-C that its RuntimeError hides."""
     try:
         torch.save(values, file)
     except RuntimeError as error:
@@ -84,7 +79,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state saved in a checkpoint, with tensors on the CPU.
+    """Return the state saved in a checkpoint, with tensors on the CPU.
 
     Raises ValueError if the file does not exist, is damaged, holds anything but tensors and plain
     values, or is not a checkpoint of Kestrel.
@@ -105,22 +100,20 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def digest_of_checkpoint(path: Path) -> str:
-    """Text that differs between checkpoint files with different contents: their checksums, which
-    the file stores.
+    """Return text that differs between checkpoints of different contents.
+
+    It is made from the checksums that the file stores, without reading the tensors.
     """
     with zipfile.ZipFile(path) as archive:
-        entries = sorted(
-            (entry.filename.partition("/")[2], entry.CRC) for entry in archive.infolist()
-        )
+        checksums = [(entry.filename.partition("/")[2], entry.CRC) for entry in archive.infolist()]
+    entries = sorted(checksums)
     return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def newest(folder: Path, pattern: str) -> Path:
-    """The most recently written file in `folder` that matches `pattern`. Raises ValueError if none
-    does.
-    """
-    found = newest_first(folder, pattern)
-    if not found:
+    """Return the newest file in `folder` that matches `pattern`; ValueError if none does."""
+    files = newest_first(folder, pattern)
+    if not files:
         name = pattern.removeprefix("**/")
         raise ValueError(f"there is no {name} under {folder}: train first, or name a checkpoint")
-    return found[0]
+    return files[0]

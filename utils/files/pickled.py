@@ -361,9 +361,9 @@ class TensorReader:
         It has the saved strides. Raises ValueError if the Record is something else, or the tensor
         reaches outside its storage.
         """
-        if isinstance(value, Record) and value.kind == "torch._utils._rebuild_parameter":
-            if is_args(value.args, 1):
-                value = value.args[0]  # the parameter's tensor
+        kind = value.kind if isinstance(value, Record) else ""
+        if kind == "torch._utils._rebuild_parameter" and is_args(value.args, 1):
+            value = value.args[0]  # the parameter's tensor
         if not is_tensor(value):
             raise ValueError("it has something else where a tensor should be")
         if not is_args(value.args, 4):
