@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from data import scan_cache
 from data.formats import format_of
-from data.formats.protocol import (
+from data.formats.base import (
     ImageRows,
     LabelFormat,
     ListedImage,

@@ -4,8 +4,8 @@ FORMATS.
 
 from pathlib import Path
 
+from data.formats.base import LabelFormat
 from data.formats.coco_json import CocoJson
-from data.formats.protocol import LabelFormat
 from data.formats.visdrone import VisDrone
 from data.formats.voc_xml import VocXml
 from data.formats.yolo_txt import YoloText

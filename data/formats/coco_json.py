@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.formats.protocol import ImageRows, ListedImage, SourceImages
+from data.formats.base import ImageRows, ListedImage, SourceImages
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
     IMAGE_DROPPED,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.base import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
 from data.formats.yolo_txt import BYTE_ORDER_MARK, has_yolo_labels, label_bytes, rows_in_utf_16
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow

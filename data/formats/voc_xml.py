@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.base import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
 from data.formats.voc_annotation import (
     CORNERS,
     MAX_BYTES,

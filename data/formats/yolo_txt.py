@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.formats.protocol import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.base import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
 from data.formats.voc_folders import first_xml
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TextIO
 
 from data.sources.addresses import ALLOWED, addresses_in, is_address, parse_address
+from data.sources.base import FrameSource
 from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.live import LiveSource
 from data.sources.paths import folder_or_list, pattern, single_file
-from data.sources.protocol import FrameSource
 from data.sources.standard_input import paths_on_input
 from data.sources.stream_reader import Connection
 from utils.printable import printable

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.formats.protocol import ImageRows, UnreadableLabelsError
+from data.formats.base import ImageRows, UnreadableLabelsError
 from data.formats.voc_xml import parse_xml_file
 from data.report import ROW_CLIPPED
 from data.scan import scan

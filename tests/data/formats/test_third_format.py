@@ -10,8 +10,8 @@ import torch
 import train
 from data import formats
 from data.dataset_yaml import read_data_yaml
+from data.formats.base import ImageRows, ListedImage, SourceImages
 from data.formats.coco_json import CocoJson
-from data.formats.protocol import ImageRows, ListedImage, SourceImages
 from data.formats.yolo_txt import YoloText
 from data.labels import LabelRow
 from data.report import ROW_DROPPED, Problem

@@ -11,8 +11,8 @@ import pytest
 
 from data import formats
 from data.fetching import is_data
+from data.formats.base import ImageRows, UnreadableLabelsError
 from data.formats.coco_json import CocoJson
-from data.formats.protocol import ImageRows, UnreadableLabelsError
 from data.formats.voc_annotation import MAX_BYTES, MAX_DEPTH
 from data.formats.voc_xml import VocXml, parse_xml_file
 from data.formats.yolo_txt import YoloText
