@@ -34,7 +34,7 @@ class Drawer:
         shape = (*plan.size, 3)
         canvas = np.empty(shape, np.uint8) if out is None else out
         scratch, more_scratch = self._scratch_canvases(shape)
-        read = cache(self.read)  # several tiles and pastes may use the same image
+        read = cache(self.read)  # several patches and pastes may use the same image
 
         # Mixup: a weighted mean of two layers.
         _draw_layer(plan.layers[0], canvas, read)
@@ -73,14 +73,14 @@ def draw(plan: Plan, read: Reader) -> Image:
 
 
 def _draw_layer(layer: CanvasLayer, canvas: Image, read: Reader) -> None:
-    """Fill the canvas with the layer's tiles, on gray, and its pastes."""
+    """Fill the canvas with the layer's patches, on gray, and its pastes."""
     canvas[:] = GRAY
-    for tile in layer.tiles:
-        image = read(tile.index)
-        if tile.target is None:
-            _draw_warped(canvas, image, tile.matrix, [rectangle(*tile.region)])
+    for patch in layer.patches:
+        image = read(patch.index)
+        if patch.target is None:
+            _draw_warped(canvas, image, patch.matrix, [rectangle(*patch.region)])
         else:
-            _draw_upright(canvas, image, tile.region, tile.target)
+            _draw_upright(canvas, image, patch.region, patch.target)
 
     for paste in layer.pastes:
         outlines = [rectangle(*paste.region), paste.outline]
@@ -112,7 +112,7 @@ def _draw_warped(
     """Draw the part of the image inside all outlines (image pixels, [P, 2]).
 
     Uses a mask, because OpenCV's transparent border mode blends edges with the canvas in some
-    versions and omits them in others, which gives gray seams between tiles. matrix: maps image to
+    versions and omits them in others, which gives gray seams between patches. matrix: maps image to
     canvas pixels.
     """
     # OpenCV's integers are pixel centers

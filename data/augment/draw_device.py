@@ -4,15 +4,15 @@ Counterpart of draw.py. `pack` converts plans to numbers, in a DataLoader worker
 them on the device of the pool, a flat uint8 tensor of base images (rows of BGR pixels, one image
 after another). It never waits for the device: every shape follows from the shapes of its arguments.
 
-Each pixel of a canvas belongs to a *slot*: slot 0 is the background, the others are tiles. In an
-upright tile the source column depends only on the canvas column, and the source row only on the
-canvas row, so both are looked up by slot in small tables; only warped tiles need arithmetic per
+Each pixel of a canvas belongs to a *slot*: slot 0 is the background, the others are patches. In an
+upright patch the source column depends only on the canvas column, and the source row only on the
+canvas row, so both are looked up by slot in small tables; only warped patches need arithmetic per
 pixel.
 
-Differences from draw.py: in upright tiles at most 1 level, because cv2.resize rounds down some
+Differences from draw.py: in upright patches at most 1 level, because cv2.resize rounds down some
 values that are rounded to nearest here. After color gains, equal colors are equal or 1 level apart;
 colors 1 level apart end 0.2 levels apart on average and up to 40 where the hue wraps around. Warped
-tiles agree (to 1 level before OpenCV 5, which moves by 32nds of a pixel) except for every fourth
+patches agree (to 1 level before OpenCV 5, which moves by 32nds of a pixel) except for every fourth
 pixel on their edges, which only one of the two draws: 0.1 % of a mosaic of 640 x 640.
 
 Each step is a pass over memory: 200 MB for an image of 640 x 640, the same again for gains and for
@@ -35,7 +35,7 @@ from torch import Tensor
 from data.augment.draw import color_tables
 from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
-from data.augment.records import CanvasLayer, Matrix, Plan, Tile
+from data.augment.records import CanvasLayer, Matrix, Patch, Plan
 from utils.images.letterbox import GRAY
 
 # image index -> offset of its first byte in the pool, height, width
@@ -43,7 +43,7 @@ Locate = Callable[[int], tuple[int, int, int]]
 Numbers = NDArray[np.float64]
 # bytes of padding after the last image of the pool: each pixel is read together with the next one
 POOL_PADDING = 3
-# px by which warped tiles extend past their edges, as with cv2.fillPoly: no gaps between tiles
+# px by which warped patches extend past their edges, as with cv2.fillPoly: no gaps between patches
 MARGIN = 0.499
 # the number of mixed samples is a multiple of a batch's quarter where drawing is compiled
 MIXED_PARTS = 4
@@ -63,7 +63,7 @@ class Packed(NamedTuple):
     tables: Tensor
     height: int
     width: int
-    upright: bool  # whether no tile is warped
+    upright: bool  # whether no patch is warped
 
     def sent(self, send: Callable[[Tensor], Tensor]) -> "Packed":
         """Return a copy with each tensor moved to a device by `send`."""
@@ -91,7 +91,7 @@ def _from_arrays(*parts: Any) -> Packed:
 def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
     """Return the plans of a batch as numbers. Without plans, they draw an empty batch [0, 0, 0, 3].
 
-    Raises ValueError for plans with pastes, plans of different sizes and tiles that extend past
+    Raises ValueError for plans with pastes, plans of different sizes and patches that extend past
     their images.
     """
     sizes = {plan.size for plan in plans} or {(0, 0)}
@@ -113,7 +113,7 @@ def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
     lines @= np.concatenate([flips, flips[mixed]])
 
     mixes = [[b, plans[b].mix] for b in mixed]
-    tiles = [tile for layer in layers for tile in layer.tiles]
+    patches = [patch for layer in layers for patch in layer.patches]
     return Packed(
         lines=torch.from_numpy(lines.astype(np.float32)),
         places=torch.from_numpy(places),
@@ -121,31 +121,31 @@ def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
         tables=torch.from_numpy(_tables(plans)),
         height=height,
         width=width,
-        upright=all(tile.target is not None for tile in tiles),
+        upright=all(patch.target is not None for patch in patches),
     )
 
 
 def _slots(layers: Sequence[CanvasLayer], locate: Locate) -> tuple[Numbers, NDArray[np.int64]]:
-    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of the layers' tiles."""
-    counts = np.array([len(layer.tiles) for layer in layers], int)
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of the layers' patches."""
+    counts = np.array([len(layer.patches) for layer in layers], int)
     most = int(counts.max(initial=0))
     if most > 1:
         most = max(most, 4)  # all batches with mosaics get one shape
     slots = 1 + most
     lines, places = _empty_slots(len(layers), slots)
 
-    # Tile k of a layer fills slot k + 1.
+    # Patch k of a layer fills slot k + 1.
     slot = np.arange(slots)
     used = (slot > 0) & (slot <= counts[:, None])  # [N, S]
-    tiles = [tile for layer in layers for tile in layer.tiles]
-    rows = [_places(tile, *locate(tile.index)) for tile in tiles]
+    patches = [patch for layer in layers for patch in layer.patches]
+    rows = [_places(patch, *locate(patch.index)) for patch in patches]
     places[used] = np.array(rows, np.int64).reshape(-1, 6)
-    lines[used] = _lines(tiles)
+    lines[used] = _lines(patches)
     return lines, places
 
 
 def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
-    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without tiles."""
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without patches."""
     lines = np.zeros((layers, slots, 7, 3))
     lines[..., 2, 2] = 1  # a depth of 1
     lines[..., 3:, 2] = -1  # edges with no pixel inside
@@ -153,56 +153,56 @@ def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
     return lines, places
 
 
-def _places(tile: Tile, first: int, high: int, wide: int) -> tuple[int, ...]:
-    """Return the values of a tile in `Packed.places`.
+def _places(patch: Patch, first: int, high: int, wide: int) -> tuple[int, ...]:
+    """Return the values of a patch in `Packed.places`.
 
     A resize reads only the region, a warp also pixels outside it.
 
     Args:
-        tile: the tile.
+        patch: the patch.
         first: offset of the first byte of its image in the pool.
         high: height of its image in pixels.
         wide: width of its image in pixels.
     """
-    x1, y1, x2, y2 = tile.region
+    x1, y1, x2, y2 = patch.region
     if not (0 <= x1 < x2 <= wide and 0 <= y1 < y2 <= high):
         raise ValueError(
-            f"a tile has region {tile.region} of image {tile.index}, which has {wide} x {high} "
+            f"a tile has region {patch.region} of image {patch.index}, which has {wide} x {high} "
             "pixels"
         )
 
     row_bytes = 3 * wide
-    if tile.target is None:
+    if patch.target is None:
         return first, row_bytes, 0, 0, wide - 1, high - 1
     return first, row_bytes, x1, y1, x2 - 1, y2 - 1
 
 
-def _lines(tiles: Sequence[Tile]) -> Numbers:
-    """Return the matrix from canvas to source and the four edges of each tile, [tiles, 7, 3].
+def _lines(patches: Sequence[Patch]) -> Numbers:
+    """Return the matrix from canvas to source and the four edges of each patch, [patches, 7, 3].
 
     Pixel centers are integers, on the canvas and in the source.
     """
-    matrices = np.array([tile.matrix for tile in tiles]).reshape(-1, 3, 3)
+    matrices = np.array([patch.matrix for patch in patches]).reshape(-1, 3, 3)
     to_base = np.linalg.inv(matrices)
     to_source = translation(-0.5, -0.5) @ to_base @ translation(0.5, 0.5)
 
-    corners = np.array([_corners(tile) for tile in tiles]).reshape(-1, 4, 2)
-    margins = np.array([MARGIN if tile.target is None else 0.0 for tile in tiles])
+    corners = np.array([_corners(patch) for patch in patches]).reshape(-1, 4, 2)
+    margins = np.array([MARGIN if patch.target is None else 0.0 for patch in patches])
     edges = _edges(corners - 0.5, margins)
     return np.concatenate([to_source, edges], 1)
 
 
-def _corners(tile: Tile) -> Numbers:
-    """Return the corners of a tile on the canvas, [4, 2]."""
-    if tile.target is not None:
-        return rectangle(*tile.target)
-    return transformed(rectangle(*tile.region), tile.matrix)
+def _corners(patch: Patch) -> Numbers:
+    """Return the corners of a patch on the canvas, [4, 2]."""
+    if patch.target is not None:
+        return rectangle(*patch.target)
+    return transformed(rectangle(*patch.region), patch.matrix)
 
 
 def _edges(corners: Numbers, margins: Numbers) -> Numbers:
-    """Return lines [tiles, 4, 3] that are >= 0 inside the corners, and up to the margin outside.
+    """Return lines [patches, 4, 3] that are >= 0 inside the corners, and up to the margin outside.
 
-    corners: [tiles, 4, 2]. margins: [tiles], in pixels along x or y.
+    corners: [patches, 4, 2]. margins: [patches], in pixels along x or y.
     """
     after = np.roll(corners, -1, 1)
 
@@ -303,7 +303,7 @@ def _canvases(packed: Packed, pool: Tensor) -> Planes:
     x = torch.arange(packed.width, device=pool.device, dtype=torch.float32)
     y = torch.arange(packed.height, device=pool.device, dtype=torch.float32)
 
-    # The tile that each pixel shows, and the place in the pool that it comes from.
+    # The patch that each pixel shows, and the place in the pool that it comes from.
     edges = packed.lines[:, :, 3:]
     slots = _slot_map(edges, x, y)
     find_sources = _upright_sources if packed.upright else _warped_sources
@@ -329,9 +329,9 @@ def _canvases(packed: Packed, pool: Tensor) -> Planes:
 
 
 def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the slot of each pixel, int64 [N, H, W] as torch.gather requires; later tiles win.
+    """Return the slot of each pixel, int64 [N, H, W] as torch.gather requires; later patches win.
 
-    In each row a convex tile is between the last of its left edges and the first of its right ones.
+    In each row a convex patch is between the last of its left edges and the first of its right ones.
 
     edges: [N, S, 4, 3], slope * x + factor * y + offset >= 0 inside. x: [W]. y: [H].
     """
@@ -364,7 +364,7 @@ class Sources(NamedTuple):
 
 
 def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
-    """Return the sources of upright tiles, whose matrices only scale and shift."""
+    """Return the sources of upright patches, whose matrices only scale and shift."""
     lines = packed.lines[..., None]  # [N, S, 7, 3, 1]
     places = packed.places[..., None]  # [N, S, 6, 1]
     first_byte, row_bytes, first_x, first_y, last_x, last_y = places.unbind(2)  # [N, S, 1]
@@ -383,7 +383,7 @@ def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sou
 
 
 def _warped_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
-    """Return the sources of tiles with any matrix, by the projective map of each pixel."""
+    """Return the sources of patches with any matrix, by the projective map of each pixel."""
     lines = packed.lines[..., None]  # [N, S, 7, 3, 1]
     places = packed.places[..., None]  # [N, S, 6, 1]
     first_byte, row_bytes, first_x, first_y, last_x, last_y = places.unbind(2)  # [N, S, 1]

@@ -1,4 +1,4 @@
-"""Map boxes and rectangles with matrices: tiles on the canvas, and the visible parts of boxes.
+"""Map boxes and rectangles with matrices: patches on the canvas, and the visible parts of boxes.
 
 Boxes are x1, y1, x2, y2. Coordinate frames are those of data/augment/plan.py. A matrix [3, 3] maps
 base pixels to canvas pixels.
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.augment import polygons
-from data.augment.records import Augmentation, Matrix, Tile
+from data.augment.records import Augmentation, Matrix, Patch
 from utils.images.letterbox import Region
 
 MIN_SIDE = 2.0  # px that the sides of a kept box must exceed
@@ -21,16 +21,16 @@ Moved = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def moved_boxes_upright(
-    boxes: NDArray[np.float64], tiles: Sequence[Tile], owner: NDArray[np.int64], _: object
+    boxes: NDArray[np.float64], patches: Sequence[Patch], owner: NDArray[np.int64], _: object
 ) -> Moved:
-    """Move boxes [N, 4] with their upright tiles, and clip them to these.
+    """Move boxes [N, 4] with their upright patches, and clip them to these.
 
-    owner: the tile of each box, [N].
+    owner: the patch of each box, [N].
     """
-    # Scale, shift and target of each box's tile, as (x, y).  [N, 1, 2]
-    scale = np.array([tile.matrix.diagonal()[:2] for tile in tiles])[owner, None]
-    shift = np.array([tile.matrix[:2, 2] for tile in tiles])[owner, None]
-    targets = np.array([tile.target for tile in tiles], np.float64)[owner, None]
+    # Scale, shift and target of each box's patch, as (x, y).  [N, 1, 2]
+    scale = np.array([patch.matrix.diagonal()[:2] for patch in patches])[owner, None]
+    shift = np.array([patch.matrix[:2, 2] for patch in patches])[owner, None]
+    targets = np.array([patch.target for patch in patches], np.float64)[owner, None]
     low = targets[..., :2]
     high = targets[..., 2:]
 
@@ -41,19 +41,19 @@ def moved_boxes_upright(
 
 def moved_boxes(
     boxes: NDArray[np.float64],
-    tiles: Sequence[Tile],
+    patches: Sequence[Patch],
     owner: NDArray[np.int64],
     size: tuple[int, int],
 ) -> Moved:
-    """As `moved_boxes_upright`, for tiles with any matrix on a canvas of `size` (height, width)."""
+    """As `moved_boxes_upright`, for patches with any matrix on a canvas of `size` (height, width)."""
     after = np.zeros_like(boxes)
     stretch = np.ones(len(boxes))
-    for number, tile in enumerate(tiles):
+    for number, patch in enumerate(patches):
         mask = owner == number
-        window = visible_window(tile, size)
+        window = visible_window(patch, size)
         if mask.any() and len(window):
-            after[mask] = visible_boxes(boxes[mask], tile, window)
-            stretch[mask] = area_scale(boxes[mask], tile.matrix)
+            after[mask] = visible_boxes(boxes[mask], patch, window)
+            stretch[mask] = area_scale(boxes[mask], patch.matrix)
     return after, stretch
 
 
@@ -103,32 +103,32 @@ def transformed(points: NDArray[np.float64], matrix: Matrix) -> NDArray[np.float
     return moved[:, :2] / moved[:, 2:]
 
 
-def visible_window(tile: Tile, size: tuple[int, int]) -> NDArray[np.float64]:
-    """Return the corners [K, 2] of the part of the canvas that the tile covers; K is 0 for none.
+def visible_window(patch: Patch, size: tuple[int, int]) -> NDArray[np.float64]:
+    """Return the corners [K, 2] of the part of the canvas that the patch covers; K is 0 for none.
 
     That part is convex. size: height and width of the canvas.
     """
-    if tile.target is not None:
-        return polygons.rectangle(*tile.target)
+    if patch.target is not None:
+        return polygons.rectangle(*patch.target)
 
     height, width = size
-    corners = transformed(polygons.rectangle(*tile.region), tile.matrix)
+    corners = transformed(polygons.rectangle(*patch.region), patch.matrix)
     return polygons.clip_convex(corners, width, height)
 
 
 def visible_boxes(
-    boxes: NDArray[np.float64], tile: Tile, window: NDArray[np.float64]
+    boxes: NDArray[np.float64], patch: Patch, window: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return upright boxes around the parts of the moved boxes inside `window`; zeros for none.
 
     Args:
-        boxes: [N, 4] in base pixels of the tile's image.
-        tile: the tile whose matrix moves them.
-        window: corners of the tile's visible part, [K, 2].
+        boxes: [N, 4] in base pixels of the patch's image.
+        patch: the patch whose matrix moves them.
+        window: corners of the patch's visible part, [K, 2].
     """
     # The four corners of each box on the canvas, and the upright box around them.
     points = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2)  # [N * 4, 2]
-    moved = transformed(points, tile.matrix)
+    moved = transformed(points, patch.matrix)
     corners = moved.reshape(-1, 4, 2)
     around = np.concatenate([corners.min(1), corners.max(1)], 1)
 
@@ -184,13 +184,13 @@ def rectangle_to_rectangle(source: Region, target: Region) -> Matrix:
 def whole_pixels(
     low: int, high: int, scale: float, shift: float, limit: int
 ) -> tuple[int, int, int, int]:
-    """Return (source start, source end, canvas start, canvas end) of a tile's visible part.
+    """Return (source start, source end, canvas start, canvas end) of a patch's visible part.
 
     Along one axis, in whole pixels: an edge inside the canvas is rounded on the canvas, an edge
     outside is clipped to the canvas's border and rounded in the source.
 
     Args:
-        low: start of the tile's region in the source.
+        low: start of the patch's region in the source.
         high: end of the region.
         scale: canvas pixels per source pixel.
         shift: canvas position of source position 0.

@@ -1,4 +1,4 @@
-"""Plan a training sample: its tiles, matrices and colors. Numbers and boxes, no pixels.
+"""Plan a training sample: its patches, matrices and colors. Numbers and boxes, no pixels.
 
 data/augment/draw.py and draw_device.py draw the plans. Every random number comes from a generator
 keyed by (seed, epoch, index), and by the repeat if an epoch draws an image again. So a sample is
@@ -30,7 +30,7 @@ from data.augment.geometry import (
     visible_window,
     whole_pixels,
 )
-from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Plan, Tile
+from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch, Plan
 from data.labels import Labels
 from utils.images.letterbox import Placement, Region, base_sizes, centered, place
 
@@ -87,7 +87,7 @@ class Planner:
             epoch: number of the epoch, part of the key of the random numbers.
             index: number of the sample.
             size: height and width of the canvas.
-            mosaic: whether the sample may contain tiles of other images (mosaic, mixup,
+            mosaic: whether the sample may contain patches of other images (mosaic, mixup,
                 copy-paste); square canvases only.
             repeat: how often the epoch has drawn the image before.
         """
@@ -127,9 +127,9 @@ class Planner:
         Validation uses it.
         """
         whole = (0, 0, *self.base_size(index))
-        tile = self._letterboxed(index, whole, size)
-        targets = self._targets([tile], [self.labels.rows(index)], size)
-        return Plan(size, (CanvasLayer((tile,)),), targets.astype(np.float32))
+        patch = self._letterboxed(index, whole, size)
+        targets = self._targets([patch], [self.labels.rows(index)], size)
+        return Plan(size, (CanvasLayer((patch,)),), targets.astype(np.float32))
 
     def placement(self, index: int, size: tuple[int, int]) -> Placement:
         """Return the scale and shift from source image to canvas in the result of `plain`."""
@@ -142,11 +142,11 @@ class Planner:
         """Return the image of a sample and its region in base pixels: the whole image."""
         return index, (0, 0, *self.base_size(index))
 
-    def _letterboxed(self, index: int, region: Region, size: tuple[int, int]) -> Tile:
-        """Return a tile in the center of the canvas, shrunk if the canvas is smaller."""
+    def _letterboxed(self, index: int, region: Region, size: tuple[int, int]) -> Patch:
+        """Return a patch in the center of the canvas, shrunk if the canvas is smaller."""
         x1, y1, x2, y2 = region
         target = centered((x2 - x1, y2 - y1), size)
-        return Tile(index, region, rectangle_to_rectangle(region, target), target)
+        return Patch(index, region, rectangle_to_rectangle(region, target), target)
 
     def _single(
         self, random: np.random.Generator, index: int, size: tuple[int, int]
@@ -157,7 +157,7 @@ class Planner:
 
         height, width = size
         window = random_matrix(random, self.augmentation, (width / 2, height / 2), size)
-        moved = self._moved_tile(boxed, window, size)
+        moved = self._moved_patch(boxed, window, size)
         return self._layer([moved], [], size)
 
     def _mosaic(
@@ -179,41 +179,41 @@ class Planner:
             image, region = self._crop(random, sample)
             placed.append(self._quadrant(image, region, quadrant, x, y))
 
-        copies: list[tuple[int, Tile]] = []
+        copies: list[tuple[int, Patch]] = []
         if self.augmentation.copy_paste > 0:
             copies = self._copies(random, placed)
 
         # The canvas is a random window of the double canvas.
         window = random_matrix(random, self.augmentation, (side, side), size)
-        tiles = [self._moved_tile(tile, window, size) for tile in placed]
+        patches = [self._moved_patch(patch, window, size) for patch in placed]
         moved_copies = []
         for row, copy in copies:
-            moved = Tile(copy.index, copy.region, window @ copy.matrix)
+            moved = Patch(copy.index, copy.region, window @ copy.matrix)
             moved_copies.append((row, moved))
-        return self._layer(tiles, moved_copies, size)
+        return self._layer(patches, moved_copies, size)
 
     def _layer(
         self,
-        tiles: Sequence[Tile | None],
-        copies: Sequence[tuple[int, Tile]],
+        patches: Sequence[Patch | None],
+        copies: Sequence[tuple[int, Patch]],
         size: tuple[int, int],
     ) -> tuple[CanvasLayer, NDArray[np.float64]]:
-        """Return a layer of the visible tiles and copies, and their targets [T, 5]."""
-        visible = tuple(tile for tile in tiles if tile is not None)
-        rows = [self.labels.rows(tile.index) for tile in visible]
+        """Return a layer of the visible patches and copies, and their targets [T, 5]."""
+        visible = tuple(patch for patch in patches if patch is not None)
+        rows = [self.labels.rows(patch.index) for patch in visible]
         targets = [self._targets(visible, rows, size)]
 
         pastes = []
-        for row, tile in copies:
-            target = self._targets([tile], [slice(row, row + 1)], size)
+        for row, patch in copies:
+            target = self._targets([patch], [slice(row, row + 1)], size)
             if len(target):  # a copy without a target is not drawn either
                 targets.append(target)
-                outline = self._outline(row, tile.index)
-                pastes.append(Paste(tile.index, tile.region, outline, tile.matrix))
+                outline = self._outline(row, patch.index)
+                pastes.append(Paste(patch.index, patch.region, outline, patch.matrix))
         return CanvasLayer(visible, tuple(pastes)), np.concatenate(targets)
 
-    def _quadrant(self, index: int, region: Region, quadrant: int, x: int, y: int) -> Tile:
-        """Return a tile of the region with a corner at (x, y) of the double canvas, clipped to it.
+    def _quadrant(self, index: int, region: Region, quadrant: int, x: int, y: int) -> Patch:
+        """Return a patch of the region with a corner at (x, y) of the double canvas, clipped to it.
 
         Args:
             index: the image.
@@ -233,21 +233,21 @@ class Planner:
         limit = 2 * self.image_size
         first = (max(x1, -shift_x), max(y1, -shift_y))
         last = (min(x2, limit - shift_x), min(y2, limit - shift_y))
-        return Tile(index, (*first, *last), translation(shift_x, shift_y))
+        return Patch(index, (*first, *last), translation(shift_x, shift_y))
 
-    def _moved_tile(self, tile: Tile, window: Matrix, size: tuple[int, int]) -> Tile | None:
-        """Return the tile as it will be drawn, moved by the matrix `window`; None if not visible.
+    def _moved_patch(self, patch: Patch, window: Matrix, size: tuple[int, int]) -> Patch | None:
+        """Return the patch as it will be drawn, moved by the matrix `window`; None if not visible.
 
-        Edges of upright tiles are rounded to whole pixels, and their matrix is adapted to the
+        Edges of upright patches are rounded to whole pixels, and their matrix is adapted to the
         rounded edges.
         """
-        matrix = window @ tile.matrix
+        matrix = window @ patch.matrix
         if not self.augmentation.axis_aligned:
-            moved = Tile(tile.index, tile.region, matrix)
+            moved = Patch(patch.index, patch.region, matrix)
             return moved if len(visible_window(moved, size)) else None
 
         height, width = size
-        left, top, right, bottom = tile.region
+        left, top, right, bottom = patch.region
         scale_x, shift_x = matrix[0, 0], matrix[0, 2]
         scale_y, shift_y = matrix[1, 1], matrix[1, 2]
         x1, x2, to_x1, to_x2 = whole_pixels(left, right, scale_x, shift_x, width)
@@ -257,12 +257,12 @@ class Planner:
 
         source = (x1, y1, x2, y2)
         target = (to_x1, to_y1, to_x2, to_y2)
-        return Tile(tile.index, source, rectangle_to_rectangle(source, target), target)
+        return Patch(patch.index, source, rectangle_to_rectangle(source, target), target)
 
     def _copies(
-        self, random: np.random.Generator, placed: Sequence[Tile]
-    ) -> list[tuple[int, Tile]]:
-        """Return (row, mirrored tile) of the polygon objects to copy.
+        self, random: np.random.Generator, placed: Sequence[Patch]
+    ) -> list[tuple[int, Patch]]:
+        """Return (row, mirrored patch) of the polygon objects to copy.
 
         A copy goes to the other side of the double canvas, if it hides less than 30 % of each box
         there. Source: Ghiasi et al., Simple Copy-Paste (arXiv 2012.07177); the mirrored variant
@@ -271,25 +271,25 @@ class Planner:
         limit = 2 * self.image_size
         mirror = np.array([[-1.0, 0, limit], [0, 1, 0], [0, 0, 1]])
 
-        # The visible boxes of all objects on the double canvas, where tiles are only shifted.
+        # The visible boxes of all objects on the double canvas, where patches are only shifted.
         occupied = [np.zeros((0, 4))]
-        for tile in placed:
-            boxes = self._base_boxes(self.labels.rows(tile.index), tile.index)
-            shift = np.tile(tile.matrix[:2, 2], 2)
-            boxes = clipped_boxes(boxes, tile.region) + shift
+        for patch in placed:
+            boxes = self._base_boxes(self.labels.rows(patch.index), patch.index)
+            shift = np.tile(patch.matrix[:2, 2], 2)
+            boxes = clipped_boxes(boxes, patch.region) + shift
             occupied.append(boxes[box_areas(boxes) > 0])
         existing = np.concatenate(occupied)
 
         copies = []
-        for tile in placed:
-            rows = self.labels.rows(tile.index)
+        for patch in placed:
+            rows = self.labels.rows(patch.index)
             wanted = random.random(rows.stop - rows.start) < self.augmentation.copy_paste
             chosen = np.flatnonzero(wanted & ~self.labels.crowd[rows])
 
-            copy = Tile(tile.index, tile.region, mirror @ tile.matrix)
+            copy = Patch(patch.index, patch.region, mirror @ patch.matrix)
             window = visible_window(copy, (limit, limit))
             for row in (rows.start + chosen).tolist():
-                outline = transformed(self._outline(row, tile.index), copy.matrix)
+                outline = transformed(self._outline(row, patch.index), copy.matrix)
                 box = polygons.visible_box(outline, window)
                 visible = box_areas(box[None])[0] > 0
                 if visible and (hidden_share(existing, box) < MAX_COPY_OVERLAP).all():
@@ -326,38 +326,38 @@ class Planner:
         return self.labels.row_points(row) * self.base_scale(index)
 
     def _targets(
-        self, tiles: Sequence[Tile], slices: Sequence[slice], size: tuple[int, int]
+        self, patches: Sequence[Patch], slices: Sequence[slice], size: tuple[int, int]
     ) -> NDArray[np.float64]:
-        """Return the targets of the rows in `slices`, clipped to tiles and canvas, [T, 5].
+        """Return the targets of the rows in `slices`, clipped to patches and canvas, [T, 5].
 
         For rows with a polygon, the box is computed from the polygon's visible part.
 
         Args:
-            tiles: the tiles of one layer, or one copy.
-            slices: the rows of each tile.
+            patches: the patches of one layer, or one copy.
+            slices: the rows of each patch.
             size: height and width of the canvas.
         """
         counts = [rows.stop - rows.start for rows in slices]
-        owner = np.repeat(np.arange(len(tiles)), counts)  # tile of each row, [N]
+        owner = np.repeat(np.arange(len(patches)), counts)  # patch of each row, [N]
         if not len(owner):
             return np.zeros((0, 5))
         rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in slices])
-        images = np.array([tile.index for tile in tiles])[owner]
+        images = np.array([patch.index for patch in patches])[owner]
 
         # The boxes on the canvas, as far as they are visible, and the factors of their areas.
         base = self._base_boxes(rows, images)
-        upright = all(tile.target is not None for tile in tiles)
+        upright = all(patch.target is not None for patch in patches)
         move = moved_boxes_upright if upright else moved_boxes
-        after, stretch = move(base, tiles, owner, size)
+        after, stretch = move(base, patches, owner, size)
 
         # Boxes of polygons fit their visible parts.
         points = self.labels.point_offsets
         outlined = points[rows + 1] > points[rows]
         if outlined.any():
             for k in np.flatnonzero(outlined & (box_areas(after) > 0)).tolist():
-                tile = tiles[owner[k]]
-                outline = transformed(self._outline(int(rows[k]), tile.index), tile.matrix)
-                after[k] = polygons.visible_box(outline, visible_window(tile, size))
+                patch = patches[owner[k]]
+                outline = transformed(self._outline(int(rows[k]), patch.index), patch.matrix)
+                after[k] = polygons.visible_box(outline, visible_window(patch, size))
 
         # Rounding may have left them outside.
         height, width = size

@@ -1,4 +1,4 @@
-"""The parts of a plan: augmentation strengths, tiles, pastes, layers."""
+"""The parts of a plan: augmentation strengths, patches, pastes, layers."""
 
 from dataclasses import dataclass
 
@@ -30,12 +30,12 @@ class Augmentation:
 
     @property
     def axis_aligned(self) -> bool:
-        """Whether every tile stays an upright rectangle: a crop and a resize can draw it."""
+        """Whether every patch stays an upright rectangle: a crop and a resize can draw it."""
         return self.degrees == self.shear == self.perspective == 0
 
 
 @dataclass(frozen=True)
-class Tile:
+class Patch:
     """The part `region` (base pixels) of image `index`, mapped to the canvas by `matrix`."""
 
     index: int
@@ -57,9 +57,9 @@ class Paste:
 
 @dataclass(frozen=True)
 class CanvasLayer:
-    """The contents of one canvas: tiles, and the objects pasted over them."""
+    """The contents of one canvas: patches, and the objects pasted over them."""
 
-    tiles: tuple[Tile, ...]
+    patches: tuple[Patch, ...]
     pastes: tuple[Paste, ...] = ()
 
 

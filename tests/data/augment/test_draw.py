@@ -9,7 +9,7 @@ import pytest
 
 from data.augment.draw import _scaled, color_tables, draw
 from data.augment.geometry import translation
-from data.augment.records import CanvasLayer, Paste, Plan, Tile
+from data.augment.records import CanvasLayer, Paste, Patch, Plan
 from utils.images.letterbox import GRAY
 
 EYE = np.eye(3)
@@ -23,10 +23,10 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
 def identity_plan(image: np.ndarray, **changes: object) -> tuple[Plan, Callable[[int], np.ndarray]]:
     """Return a plan that draws an image unchanged, and its reader."""
     height, width = image.shape[:2]
-    tile = Tile(0, (0, 0, width, height), EYE, (0, 0, width, height))
+    patch = Patch(0, (0, 0, width, height), EYE, (0, 0, width, height))
     values = {
         "size": (height, width),
-        "layers": (CanvasLayer((tile,)),),
+        "layers": (CanvasLayer((patch,)),),
         "targets": NO_TARGETS,
     } | changes
     return Plan(**values), lambda _: image  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_drawing_converts_bgr_to_rgb() -> None:
     assert (draw(*identity_plan(image)) == image[:, :, ::-1]).all()
 
 
-def test_opencv_canvas_without_tiles_is_gray() -> None:
+def test_opencv_canvas_without_patches_is_gray() -> None:
     plan = Plan((4, 6), (CanvasLayer(()),), NO_TARGETS)
     assert (draw(plan, lambda _: noise(1, 1)) == np.full((4, 6, 3), GRAY)).all()
 
@@ -114,12 +114,12 @@ def test_drawing_does_not_change_source_image() -> None:
 
 def test_opencv_mixup_is_a_weighted_mean() -> None:
     images = [noise(6, 6, seed) for seed in (1, 2)]
-    layers = tuple(CanvasLayer((Tile(i, (0, 0, 6, 6), EYE, (0, 0, 6, 6)),)) for i in (0, 1))
+    layers = tuple(CanvasLayer((Patch(i, (0, 0, 6, 6), EYE, (0, 0, 6, 6)),)) for i in (0, 1))
     drawn = draw(Plan((6, 6), layers, NO_TARGETS, mix=0.3), lambda i: images[i])
     assert np.abs(drawn - (0.3 * images[0] + 0.7 * images[1])[:, :, ::-1]).max() <= 0.51
 
 
-def test_image_used_by_many_tiles_is_read_once() -> None:
+def test_image_used_by_many_patches_is_read_once() -> None:
     reads: Counter[int] = Counter()
 
     def read(index: int) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_image_used_by_many_tiles_is_read_once() -> None:
 
     outline = np.array([[1.0, 1], [5, 1], [5, 5]])
     pastes = tuple(Paste(i % 2, (0, 0, 8, 8), outline, EYE) for i in range(6))
-    layer = CanvasLayer(tuple(Tile(i % 2, (0, 0, 8, 8), EYE) for i in range(4)), pastes)
+    layer = CanvasLayer(tuple(Patch(i % 2, (0, 0, 8, 8), EYE) for i in range(4)), pastes)
     draw(Plan((8, 8), (layer, layer), NO_TARGETS, mix=0.5), read)
     assert reads == {0: 1, 1: 1}
 
@@ -136,13 +136,13 @@ def test_image_used_by_many_tiles_is_read_once() -> None:
 def test_opencv_warp_by_whole_pixels_copies_pixels() -> None:
     image = noise(6, 6)
     for target in (None, (2, 1, 8, 7)):
-        tile = Tile(0, (0, 0, 6, 6), translation(2, 1), target)
-        drawn = draw(Plan((9, 10), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: image)
+        patch = Patch(0, (0, 0, 6, 6), translation(2, 1), target)
+        drawn = draw(Plan((9, 10), (CanvasLayer((patch,)),), NO_TARGETS), lambda _: image)
         assert (drawn[1:7, 2:8] == image[:, :, ::-1]).all()
         rest = np.delete(
             drawn.reshape(-1, 3), [y * 10 + x for y in range(1, 8) for x in range(2, 9)], 0
         )
-        assert (rest == GRAY).all()  # except the row and the column at the tile's border
+        assert (rest == GRAY).all()  # except the row and the column at the patch's border
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2.0, 3.0])
@@ -153,9 +153,9 @@ def test_opencv_warp_and_resize_agree(zoom: float) -> None:
     side = int(24 * zoom)
     drawn = []
     for target in (None, (0, 0, side, side)):
-        tile = Tile(0, (0, 0, 24, 24), np.diag([zoom, zoom, 1]), target)
+        patch = Patch(0, (0, 0, 24, 24), np.diag([zoom, zoom, 1]), target)
         drawn.append(
-            draw(Plan((side, side), (CanvasLayer((tile,)),), NO_TARGETS), lambda _: ramp).astype(
+            draw(Plan((side, side), (CanvasLayer((patch,)),), NO_TARGETS), lambda _: ramp).astype(
                 int
             )
         )
@@ -163,10 +163,10 @@ def test_opencv_warp_and_resize_agree(zoom: float) -> None:
 
 
 @pytest.mark.parametrize("where", [(100, 0), (0, 100), (-100, 0), (0, -100), (99.9, 99.9)])
-def test_tiles_and_pastes_outside_canvas_are_not_drawn(where: tuple[float, float]) -> None:
+def test_patches_and_pastes_outside_canvas_are_not_drawn(where: tuple[float, float]) -> None:
     outline = np.array([[0.0, 0], [8, 0], [8, 8]])
     layer = CanvasLayer(
-        (Tile(0, (0, 0, 8, 8), translation(*where)),),
+        (Patch(0, (0, 0, 8, 8), translation(*where)),),
         (Paste(0, (0, 0, 8, 8), outline, translation(*where)),),
     )
     assert (draw(Plan((20, 20), (layer,), NO_TARGETS), lambda _: noise(8, 8)) == GRAY).all()
@@ -190,11 +190,11 @@ def test_paste_is_clipped_to_its_outline_and_region() -> None:
     assert not shown[~around].any()
 
 
-def test_pastes_cover_tiles() -> None:
+def test_pastes_cover_patches() -> None:
     images = [np.zeros((9, 9, 3), np.uint8), np.full((9, 9, 3), 200, np.uint8)]
     outline = np.array([[2.0, 2], [7, 2], [7, 7], [2, 7]])
     layer = CanvasLayer(
-        (Tile(0, (0, 0, 9, 9), EYE, (0, 0, 9, 9)),), (Paste(1, (0, 0, 9, 9), outline, EYE),)
+        (Patch(0, (0, 0, 9, 9), EYE, (0, 0, 9, 9)),), (Paste(1, (0, 0, 9, 9), outline, EYE),)
     )
     drawn = draw(Plan((9, 9), (layer,), NO_TARGETS), lambda i: images[i])
     assert (drawn[3:6, 3:6] == 200).all()

@@ -20,7 +20,7 @@ from data.augment.draw import draw
 from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack, with_fixed_shapes
 from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
-from data.augment.records import Augmentation, CanvasLayer, Paste, Plan, Tile
+from data.augment.records import Augmentation, CanvasLayer, Paste, Patch, Plan
 from data.labels import LabelsBuilder
 from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
 from utils.distributed.torch_compile import compile_or_fall_back
@@ -66,25 +66,25 @@ def photo_like_image(height: int, width: int, seed: int) -> np.ndarray:
     return image.clip(0, 255).astype(np.uint8)
 
 
-def upright_tile(
+def upright_patch(
     index: int, region: tuple[int, int, int, int], target: tuple[int, int, int, int]
-) -> Tile:
-    """Return a tile with the matrix that maps its region to its target."""
+) -> Patch:
+    """Return a patch with the matrix that maps its region to its target."""
     scale = [(target[i + 2] - target[i]) / (region[i + 2] - region[i]) for i in (0, 1)]
     matrix = np.diag([*scale, 1.0])
     matrix[:2, 2] = [target[i] - region[i] * scale[i] for i in (0, 1)]
-    return Tile(index, region, matrix, target)
+    return Patch(index, region, matrix, target)
 
 
-def plan_of(size: tuple[int, int], *tiles: Tile, **changes: object) -> Plan:
-    return replace(Plan(size, (CanvasLayer(tiles),), NO_TARGETS), **changes)  # type: ignore[arg-type]
+def plan_of(size: tuple[int, int], *patches: Patch, **changes: object) -> Plan:
+    return replace(Plan(size, (CanvasLayer(patches),), NO_TARGETS), **changes)  # type: ignore[arg-type]
 
 
 def identity_plan(image: np.ndarray, **changes: object) -> Plan:
     """Return a plan that draws image 0 unchanged."""
     height, width = image.shape[:2]
     return plan_of(
-        (height, width), upright_tile(0, (0, 0, width, height), (0, 0, width, height)), **changes
+        (height, width), upright_patch(0, (0, 0, width, height), (0, 0, width, height)), **changes
     )
 
 
@@ -101,14 +101,14 @@ def test_unscaled_image_is_copied_as_rgb(up: bool, left: bool) -> None:
     assert batch.flags.c_contiguous
 
 
-def test_device_canvas_without_tiles_is_gray() -> None:
+def test_device_canvas_without_patches_is_gray() -> None:
     image = noise(4, 6)
     for plans in ([plan_of((4, 6))], [plan_of((4, 6)), identity_plan(image)]):
         assert (draw_on_device(plans, [image])[0] == np.full((4, 6, 3), GRAY)).all()
 
 
 @pytest.mark.parametrize("plans", [[], [plan_of((32, 64))] * 2])
-def test_draw_batch_shape_without_plans_or_tiles(plans: list[Plan]) -> None:
+def test_draw_batch_shape_without_plans_or_patches(plans: list[Plan]) -> None:
     pool, locate = pool_of([noise(1, 1)])
     assert draw_batch(pack(plans, locate), pool).shape == (
         len(plans),
@@ -123,14 +123,14 @@ def test_upscaling_interpolates_linearly_between_pixel_centers() -> None:
     # the borders. So the row 0, 100 becomes 0, 25, 75, 100, and the column 0, 40 becomes 0, 10, 30,
     # 40.
     image = gray([0, 100], [40, 140])
-    shown = draw_on_device([plan_of((4, 4), upright_tile(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
+    shown = draw_on_device([plan_of((4, 4), upright_patch(0, (0, 0, 2, 2), (0, 0, 4, 4)))], [image])
     assert (shown[0] == gray(*([a + b for b in (0, 25, 75, 100)] for a in (0, 10, 30, 40)))).all()
 
 
 def test_downscaling_averages_the_two_nearest_pixels() -> None:
     # Two pixels from four: (x + 0.5) * 2 - 0.5 is 0.5 and 2.5.
     image = gray([10, 20, 90, 110], [10, 20, 90, 110])
-    shown = draw_on_device([plan_of((2, 2), upright_tile(0, (0, 0, 4, 2), (0, 0, 2, 2)))], [image])
+    shown = draw_on_device([plan_of((2, 2), upright_patch(0, (0, 0, 4, 2), (0, 0, 2, 2)))], [image])
     assert (shown[0] == gray([15, 100], [15, 100])).all()
 
 
@@ -138,7 +138,7 @@ def test_crop_does_not_read_pixels_outside_it() -> None:
     # The crop 10, 20 of a white image, at double size in the center of the canvas: 10, 12.5, 17.5,
     # 20.
     image = gray([255] * 4, [255, 10, 20, 255], [255] * 4)
-    shown = draw_on_device([plan_of((4, 8), upright_tile(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
+    shown = draw_on_device([plan_of((4, 8), upright_patch(0, (1, 1, 3, 2), (2, 1, 6, 3)))], [image])
     row = [GRAY, GRAY, 10, 13, 18, 20, GRAY, GRAY]
     assert (shown[0] == gray([GRAY] * 8, row, row, [GRAY] * 8)).all()
 
@@ -147,9 +147,9 @@ def test_crop_does_not_read_pixels_outside_it() -> None:
 @pytest.mark.parametrize("warped", [False, True])
 def test_images_one_pixel_wide_or_high_match_opencv(shape: tuple[int, int], warped: bool) -> None:
     image = noise(*shape, seed=3)
-    tile = upright_tile(1, (0, 0, shape[1], shape[0]), (0, 0, shape[1] * 2, shape[0] * 2))
-    tile = replace(tile, target=None) if warped else tile
-    shown = draw_on_device([plan_of((6, 6), tile)], [noise(2, 2), image])[
+    patch = upright_patch(1, (0, 0, shape[1], shape[0]), (0, 0, shape[1] * 2, shape[0] * 2))
+    patch = replace(patch, target=None) if warped else patch
+    shown = draw_on_device([plan_of((6, 6), patch)], [noise(2, 2), image])[
         0, : shape[0] * 2, : shape[1] * 2
     ]
     assert np.abs(shown - cv2.resize(image, None, fx=2, fy=2)[:, :, ::-1].astype(int)).max() <= 1
@@ -160,7 +160,7 @@ def test_device_warp_by_whole_pixels_copies_pixels() -> None:
     expected = np.full((9, 10, 3), GRAY)
     expected[1:7, 2:8] = image[:, :, ::-1]
     assert (
-        draw_on_device([plan_of((9, 10), Tile(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0]
+        draw_on_device([plan_of((9, 10), Patch(0, (0, 0, 6, 6), translation(2, 1)))], [image])[0]
         == expected
     ).all()
 
@@ -169,22 +169,22 @@ def test_quarter_turn_equals_rot90() -> None:
     # x, y is mapped to 5 - y, x: the image is rotated clockwise.
     image = noise(5, 7)
     rotation = np.array([[0.0, -1, 5], [1, 0, 0], [0, 0, 1]])
-    shown = draw_on_device([plan_of((7, 5), Tile(0, (0, 0, 7, 5), rotation))], [image])
+    shown = draw_on_device([plan_of((7, 5), Patch(0, (0, 0, 7, 5), rotation))], [image])
     assert (shown[0] == np.rot90(image, -1)[:, :, ::-1]).all()
 
 
 @pytest.mark.parametrize("warped", [False, True])
-def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
+def test_later_patches_cover_earlier_ones(warped: bool) -> None:
     images = [gray([level] * 8).repeat(8, 0) for level in (10, 20, 30, 40, 50)]
     targets = [(0, 0, 6, 6), (4, 0, 8, 8), (2, 2, 7, 7), (3, 3, 5, 5), (0, 6, 8, 8)]
-    tiles = [
-        upright_tile(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2))
+    patches = [
+        upright_patch(i, (0, 0, x2 - x1, y2 - y1), (x1, y1, x2, y2))
         for i, (x1, y1, x2, y2) in enumerate(targets)
     ]
-    flat = draw_with_opencv([plan_of((8, 8), *tiles)], images)
+    flat = draw_with_opencv([plan_of((8, 8), *patches)], images)
     if warped:
-        tiles = [replace(tile, target=None) for tile in tiles]
-    shown = draw_on_device([plan_of((8, 8), *tiles)], images)
+        patches = [replace(patch, target=None) for patch in patches]
+    shown = draw_on_device([plan_of((8, 8), *patches)], images)
     assert shown[0, [0, 0, 2, 4, 7], [0, 7, 5, 4, 2], 0].tolist() == [10, 20, 30, 40, 50]
     assert (shown == flat).all()
 
@@ -192,7 +192,7 @@ def test_later_tiles_cover_earlier_ones(warped: bool) -> None:
 def test_device_mixup_is_a_weighted_mean_of_mixed_samples_only() -> None:
     # 0.3 * 100 + 0.7 * 201 = 170.7
     images = [gray([100, 100]), gray([201, 201])]
-    first, second = (CanvasLayer((upright_tile(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
+    first, second = (CanvasLayer((upright_patch(i, (0, 0, 2, 1), (0, 0, 2, 1)),)) for i in (0, 1))
     plans = [
         Plan((1, 2), layers, NO_TARGETS, mix=0.3)
         for layers in ((first,), (first, second), (second,))
@@ -230,22 +230,22 @@ def slow_pixel(
     return (upper * (1 - y + y1) + lower * (y - y1))[::-1].tolist()
 
 
-def slow_tile(tile: Tile, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a canvas with one tile on gray, [H, W, 3] float; NaN within a pixel of the edges of a
-    warped tile.
+def slow_patch(patch: Patch, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a canvas with one patch on gray, [H, W, 3] float; NaN within a pixel of the edges of a
+    warped patch.
     """
     canvas = np.full((*size, 3), float(GRAY))
-    limits = np.array(tile.region if tile.target else (0, 0, image.shape[1], image.shape[0]))
+    limits = np.array(patch.region if patch.target else (0, 0, image.shape[1], image.shape[0]))
     for y, x in np.ndindex(*size):
-        source = transformed(np.array([[x + 0.5, y + 0.5]]), np.linalg.inv(tile.matrix))[0]
+        source = transformed(np.array([[x + 0.5, y + 0.5]]), np.linalg.inv(patch.matrix))[0]
         pixel = slow_pixel(image, tuple(limits.tolist()), *(source - 0.5).tolist())
         around = transformed(
             np.add([[-1, -1], [-1, 1], [1, -1], [1, 1]], [x + 0.5, y + 0.5]),
-            np.linalg.inv(tile.matrix),
+            np.linalg.inv(patch.matrix),
         )
-        inside = (source > tile.region[:2]).all() and (source < tile.region[2:]).all()
-        near = ((around > tile.region[:2]) & (around < tile.region[2:])).all(1)
-        if tile.target is None and near.any() != near.all():
+        inside = (source > patch.region[:2]).all() and (source < patch.region[2:]).all()
+        near = ((around > patch.region[:2]) & (around < patch.region[2:])).all(1)
+        if patch.target is None and near.any() != near.all():
             canvas[y, x] = np.nan
         elif inside:
             canvas[y, x] = pixel
@@ -257,22 +257,22 @@ PERSPECTIVE_MATRIX = np.array([[1.1, 0.2, 1.0], [-0.1, 0.8, 3.0], [0.006, 0.004,
 
 
 @pytest.mark.parametrize(
-    "tile",
+    "patch",
     [
-        upright_tile(0, (2, 1, 11, 10), (3, 0, 16, 5)),
-        upright_tile(0, (0, 0, 17, 13), (1, 2, 4, 18)),
-        upright_tile(0, (5, 3, 6, 11), (0, 4, 20, 5)),
-        Tile(0, (2, 1, 15, 12), ROTATED_MATRIX),
-        Tile(0, (0, 0, 17, 13), PERSPECTIVE_MATRIX),
-        Tile(0, (3, 2, 17, 13), np.diag([-1.0, 1, 1]) + translation(18, 2) - EYE),
+        upright_patch(0, (2, 1, 11, 10), (3, 0, 16, 5)),
+        upright_patch(0, (0, 0, 17, 13), (1, 2, 4, 18)),
+        upright_patch(0, (5, 3, 6, 11), (0, 4, 20, 5)),
+        Patch(0, (2, 1, 15, 12), ROTATED_MATRIX),
+        Patch(0, (0, 0, 17, 13), PERSPECTIVE_MATRIX),
+        Patch(0, (3, 2, 17, 13), np.diag([-1.0, 1, 1]) + translation(18, 2) - EYE),
     ],
     ids=["upright", "narrow", "thin", "turned", "tilted", "mirrored"],
 )
 @pytest.mark.parametrize("flipped", [False, True])
-def test_device_tiles_equal_slow_interpolation(tile: Tile, flipped: bool) -> None:
+def test_device_patches_equal_slow_interpolation(patch: Patch, flipped: bool) -> None:
     image, size = noise(13, 17, seed=4), (19, 20)
-    shown = draw_on_device([plan_of(size, tile, flip_up=flipped, flip_left=flipped)], [image])[0]
-    slow = slow_tile(tile, image, size)[:: -1 if flipped else 1, :: -1 if flipped else 1]
+    shown = draw_on_device([plan_of(size, patch, flip_up=flipped, flip_left=flipped)], [image])[0]
+    slow = slow_patch(patch, image, size)[:: -1 if flipped else 1, :: -1 if flipped else 1]
     defined = ~np.isnan(slow)
     assert defined.mean() > 0.6
     assert ((slow != GRAY) & defined).sum() > 50
@@ -324,7 +324,7 @@ def random_plans(count: int, **strengths: float) -> list[Plan]:
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
-def test_upright_tiles_match_opencv(strengths: dict[str, float]) -> None:
+def test_upright_patches_match_opencv(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths)
     assert (
         np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max()
@@ -332,7 +332,7 @@ def test_upright_tiles_match_opencv(strengths: dict[str, float]) -> None:
     )
 
 
-def test_upright_tiles_with_hsv_gains_are_close_to_opencv() -> None:
+def test_upright_patches_with_hsv_gains_are_close_to_opencv() -> None:
     plans = random_plans(40, mosaic=0.8, mixup=0.3, **HSV_STRENGTHS)
     error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES))
     assert error.mean() < 0.25
@@ -341,7 +341,7 @@ def test_upright_tiles_with_hsv_gains_are_close_to_opencv() -> None:
 
 
 @pytest.mark.parametrize("strengths", [{}, {"mosaic": 1.0}, {"mosaic": 0.8, "mixup": 0.5}], ids=str)
-def test_warped_tiles_match_opencv_except_at_edges(strengths: dict[str, float]) -> None:
+def test_warped_patches_match_opencv_except_at_edges(strengths: dict[str, float]) -> None:
     plans = random_plans(40, **strengths, **WARP_STRENGTHS)
     error = np.abs(draw_on_device(plans, IMAGES).astype(int) - draw_with_opencv(plans, IMAGES)).max(
         -1
@@ -416,7 +416,7 @@ def test_draw_batch_does_not_change_its_inputs() -> None:
 def test_pool_offsets_beyond_32_bits_are_supported() -> None:
     pool = torch.tensor([77], dtype=torch.uint8).expand(2**33)
     packed = pack(
-        [plan_of((4, 4), upright_tile(0, (0, 0, 8, 8), (0, 0, 4, 4)))],
+        [plan_of((4, 4), upright_patch(0, (0, 0, 8, 8), (0, 0, 4, 4)))],
         lambda _: (2**33 - 195, 8, 8),
     )
     assert (draw_batch(packed, pool) == 77).all()
@@ -628,8 +628,8 @@ def test_plans_of_different_sizes_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("region", [(0, 0, 9, 8), (0, 0, 8, 9), (-1, 0, 8, 8), (0, 4, 8, 4)])
-def test_tile_regions_outside_their_image_are_rejected(region: tuple[int, int, int, int]) -> None:
+def test_patch_regions_outside_their_image_are_rejected(region: tuple[int, int, int, int]) -> None:
     with pytest.raises(
         ValueError, match=r"^a tile has region \(.*\) of image 5, which has 8 x 8 pixels$"
     ):
-        pack([plan_of((8, 8), Tile(5, region, EYE))], lambda _: (0, 8, 8))
+        pack([plan_of((8, 8), Patch(5, region, EYE))], lambda _: (0, 8, 8))

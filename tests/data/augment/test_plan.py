@@ -15,7 +15,7 @@ from data.augment.geometry import area_scale as _area_scale
 from data.augment.geometry import keep_mask as _keep_mask
 from data.augment.geometry import transformed
 from data.augment.plan import IGNORE_CLASS, Planner, generator_for
-from data.augment.records import Augmentation, CanvasLayer, Plan, Tile
+from data.augment.records import Augmentation, CanvasLayer, Patch, Plan
 from data.labels import LabelRow, Labels, LabelsBuilder
 
 SIDE = 128
@@ -103,11 +103,11 @@ def visible_objects(plan: Plan, labels: Labels) -> list[tuple[int, np.ndarray, f
     """Return (class, box, fraction of the object's box) of all visible objects, in the order of the
     targets.
 
-    Each object is drawn separately, with the tile or paste that contains it.
+    Each object is drawn separately, with the patch or paste that contains it.
     """
     found = []
     for layer in plan.layers:
-        alone = [(t, CanvasLayer((t,)), labels.rows(t.index)) for t in layer.tiles]
+        alone = [(t, CanvasLayer((t,)), labels.rows(t.index)) for t in layer.patches]
         for paste in layer.pastes:
             rows = labels.rows(paste.index)
             pasted = [
@@ -134,7 +134,7 @@ def compare(plan: Plan, labels: Labels, slack: float = 1.5) -> int:
     """Match targets and pixels in order; return how many boxes agree.
 
     No pixel is more than 1.5 px outside its box; a box extends at most `slack` px past its pixels.
-    `slack` is larger for rotated tiles, whose corners may be too thin to fill half a pixel.
+    `slack` is larger for rotated patches, whose corners may be too thin to fill half a pixel.
     """
     targets = plan.targets.tolist()
     minimum = (
@@ -203,7 +203,7 @@ def test_targets_match_pixels_on_canvases_of_any_shape(size: tuple[int, int]) ->
     assert sum(compare(plan, BOXES) for plan in plans) >= 10
 
 
-def test_strong_perspective_keeps_tiles_in_front_of_horizon() -> None:
+def test_strong_perspective_keeps_patches_in_front_of_horizon() -> None:
     side = 1280
     labels = labels_of(
         [(side, side)] * 4, [[box(i, 0, 0, 300, 300), box(i, 900, 900, 300, 300)] for i in range(4)]
@@ -212,9 +212,9 @@ def test_strong_perspective_keeps_tiles_in_front_of_horizon() -> None:
     for i in range(200):
         plan = planner.plan(i, 0, (side, side), mosaic=True)
         mosaic, _ = planner._mosaic(generator_for(0, i, 1), 0)
-        for tile in plan.layers[0].tiles + mosaic.tiles:
+        for patch in plan.layers[0].patches + mosaic.patches:
             corners = np.array([[x, y, 1] for x in (0, side) for y in (0, side)])
-            assert (corners @ tile.matrix[2]).min() > 0.09
+            assert (corners @ patch.matrix[2]).min() > 0.09
 
 
 # --------------------------------------------------------------- a warp against a crop and a resize
@@ -235,33 +235,35 @@ def blurred_noise(index: int) -> np.ndarray:
     return cv2.GaussianBlur(noise, (0, 0), 4)
 
 
-def test_warp_draws_the_same_tile_as_crop_and_resize() -> None:
+def test_warp_draws_the_same_patch_as_crop_and_resize() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(translate=0.1, scale=0.5, mosaic=1), seed=0)
     for i in range(20):
         plan = planner.plan(0, i, (SIDE, SIDE), mosaic=True)
         warped = replace(
             plan,
             layers=tuple(
-                CanvasLayer(tuple(replace(t, target=None) for t in x.tiles)) for x in plan.layers
+                CanvasLayer(tuple(replace(t, target=None) for t in x.patches)) for x in plan.layers
             ),
         )
         difference = np.abs(draw(plan, blurred_noise).astype(int) - draw(warped, blurred_noise))
         assert difference.mean() < 0.5  # of 256
 
 
-def test_upright_tile_target_equals_its_transformed_region() -> None:
+def test_upright_patch_target_equals_its_transformed_region() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(translate=0.1, scale=0.5, mosaic=1), seed=0)
-    tiles = [
-        t for i in range(20) for t in planner.plan(0, i, (SIDE, SIDE), mosaic=True).layers[0].tiles
+    patches = [
+        t
+        for i in range(20)
+        for t in planner.plan(0, i, (SIDE, SIDE), mosaic=True).layers[0].patches
     ]
-    for tile in tiles:
-        assert tile.target is not None
-        corners = transformed(np.array(tile.region, float).reshape(2, 2), tile.matrix)
-        assert corners.reshape(-1) == pytest.approx(np.array(tile.target), abs=1e-9)
-        assert 0 <= min(tile.target) < max(tile.target) <= SIDE
+    for patch in patches:
+        assert patch.target is not None
+        corners = transformed(np.array(patch.region, float).reshape(2, 2), patch.matrix)
+        assert corners.reshape(-1) == pytest.approx(np.array(patch.target), abs=1e-9)
+        assert 0 <= min(patch.target) < max(patch.target) <= SIDE
 
 
-def test_rounding_tile_edges_moves_boxes_by_at_most_one_pixel() -> None:
+def test_rounding_patch_edges_moves_boxes_by_at_most_one_pixel() -> None:
     strengths = Augmentation(translate=0.1, scale=0.5, mosaic=1)
     rounded = Planner(BOXES, SIDE, strengths, seed=0)
     exact = Planner(BOXES, SIDE, always_warped(strengths), seed=0)
@@ -274,7 +276,7 @@ def test_rounding_tile_edges_moves_boxes_by_at_most_one_pixel() -> None:
             assert np.abs(one.targets - two.targets).max() < 1.01
 
 
-def test_mosaic_tiles_have_no_gaps() -> None:
+def test_mosaic_patches_have_no_gaps() -> None:
     turned = Planner(BOXES, SIDE, Augmentation(degrees=30, scale=0.2, mosaic=1), seed=0)
     square = labels_of([(SIDE, SIDE)] * 4, [[]] * 4)
     turned.labels = square
@@ -487,7 +489,7 @@ def test_generators_differ_by_every_part_of_the_key() -> None:
 def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(mosaic=1), 0)
     placed: list[list[int]] = []
-    quadrant: Callable[..., Tile] = planner._quadrant
+    quadrant: Callable[..., Patch] = planner._quadrant
     planner._quadrant = lambda i, r, q, x, y: placed.append([i, q]) or quadrant(i, r, q, x, y)  # type: ignore
     for epoch in range(400):
         planner.plan(epoch, 7, (SIDE, SIDE), mosaic=True)
@@ -539,8 +541,8 @@ def test_planning_does_not_change_labels() -> None:
     assert all((array == before[name]).all() for name, array in POLYGONS.arrays().items())
 
 
-def test_tiles_outside_canvas_are_left_out_of_plans() -> None:
+def test_patches_outside_canvas_are_left_out_of_plans() -> None:
     planner = Planner(BOXES, SIDE, Augmentation(degrees=40, scale=0.3, translate=0.2, mosaic=1), 0)
     plans = [planner.plan(e, 0, (SIDE, SIDE), mosaic=True) for e in range(60)]
-    tiles: list[Tile] = [t for plan in plans for t in plan.layers[0].tiles]
-    assert len(tiles) < 240
+    patches: list[Patch] = [t for plan in plans for t in plan.layers[0].patches]
+    assert len(patches) < 240
