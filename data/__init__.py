@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from data.augment.plan import Planner
-from data.augment.records import Augmentation
-from data.base_images import Reader
+from data.augment.records import Augmentation, Reader
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples

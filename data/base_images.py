@@ -1,7 +1,6 @@
 """Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3] BGR."""
 
 import time
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +12,6 @@ from utils.printable import printable
 from utils.terminal import FaultError
 
 PAUSES_S = (0.1, 1.0, 5.0)  # before an image that cannot be read is tried again
-
-Reader = Callable[[int], Image]  # index -> base image; callers must not write to it
 
 
 class UnreadableImageError(FaultError):

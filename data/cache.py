@@ -27,7 +27,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.augment.draw_device import POOL_PADDING
-from data.base_images import DecodedImages, Reader, UnreadableImageError, decoded
+from data.augment.records import Reader
+from data.base_images import DecodedImages, UnreadableImageError, decoded
 from data.labels import Labels
 from data.tiles.labels import TiledLabels
 from utils.distributed.memory import free_memory, free_ram

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from data.augment.draw import Drawer
 from data.augment.draw_device import Packed, draw_batch, pack, with_fixed_shapes
 from data.augment.plan import Planner
-from data.augment.records import Plan
-from data.base_images import Reader, UnreadableImageError, decoded
+from data.augment.records import Plan, Reader
+from data.base_images import UnreadableImageError, decoded
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.sampler import EvaluationSampler, Key, TrainSampler

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from data.augment.geometry import transformed, translation
 from data.augment.polygons import rectangle
-from data.augment.records import CanvasLayer, Matrix, Plan
-from data.base_images import Reader
+from data.augment.records import CanvasLayer, Matrix, Plan, Reader
 from utils.images.letterbox import GRAY, Image, Region
 from utils.images.opencv import cv2
 
@@ -65,11 +64,6 @@ class Drawer:
         if self._scratch.shape[1] < size:
             self._scratch = np.empty((2, size), np.uint8)
         return self._scratch[:, :size].reshape(2, *shape)
-
-
-def draw(plan: Plan, read: Reader) -> Image:
-    """Return the sample that one plan describes, as `Drawer.draw` does."""
-    return Drawer(read).draw(plan)
 
 
 def _draw_layer(layer: CanvasLayer, canvas: Image, read: Reader) -> None:

@@ -145,7 +145,7 @@ def _slots(layers: Sequence[CanvasLayer], locate: Locate) -> tuple[Numbers, NDAr
 
 
 def _empty_slots(layers: int, slots: int) -> tuple[Numbers, NDArray[np.int64]]:
-    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of layers without patches."""
+    """Return `Packed.lines` [N, S, 7, 3] and `Packed.places` [N, S, 6] of empty layers."""
     lines = np.zeros((layers, slots, 7, 3))
     lines[..., 2, 2] = 1  # a depth of 1
     lines[..., 3:, 2] = -1  # edges with no pixel inside
@@ -331,7 +331,7 @@ def _canvases(packed: Packed, pool: Tensor) -> Planes:
 def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the slot of each pixel, int64 [N, H, W] as torch.gather requires; later patches win.
 
-    In each row a convex patch is between the last of its left edges and the first of its right ones.
+    In each row a convex patch lies between the last of its left edges and the first right one.
 
     edges: [N, S, 4, 3], slope * x + factor * y + offset >= 0 inside. x: [W]. y: [H].
     """

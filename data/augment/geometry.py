@@ -45,7 +45,7 @@ def moved_boxes(
     owner: NDArray[np.int64],
     size: tuple[int, int],
 ) -> Moved:
-    """As `moved_boxes_upright`, for patches with any matrix on a canvas of `size` (height, width)."""
+    """As `moved_boxes_upright`, for any matrices; size: height and width of the canvas."""
     after = np.zeros_like(boxes)
     stretch = np.ones(len(boxes))
     for number, patch in enumerate(patches):

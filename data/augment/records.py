@@ -1,13 +1,15 @@
 """The parts of a plan: augmentation strengths, patches, pastes, layers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.images.letterbox import Region
+from utils.images.letterbox import Image, Region
 
 Matrix = NDArray[np.float64]  # [3, 3]
+Reader = Callable[[int], Image]  # index -> base image; callers must not write to it
 
 
 @dataclass(frozen=True)

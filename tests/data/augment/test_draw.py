@@ -7,9 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.draw import _scaled, color_tables, draw
+from data.augment.draw import _scaled, color_tables
 from data.augment.geometry import translation
 from data.augment.records import CanvasLayer, Paste, Patch, Plan
+from tests.support.drawn import draw
 from utils.images.letterbox import GRAY
 
 EYE = np.eye(3)

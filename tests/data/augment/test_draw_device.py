@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from data.augment import draw_device
-from data.augment.draw import draw
 from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack, with_fixed_shapes
 from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Patch, Plan
 from data.labels import LabelsBuilder
+from tests.support.drawn import draw
 from tests.support.meta_device import COPIED_TO_DEVICE, META, OneDevice
 from utils.distributed.torch_compile import compile_or_fall_back
 from utils.images.letterbox import GRAY

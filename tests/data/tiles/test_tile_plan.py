@@ -37,7 +37,7 @@ def planner_of(
 
 def tile_of(planner: TilePlanner, index: int, epoch: int = 0) -> tuple[int, ...]:
     """Return the image and the region that a plain plan shows."""
-    (tile,) = planner.plan(epoch, index, (SIDE, SIDE), mosaic=False).layers[0].tiles
+    (tile,) = planner.plan(epoch, index, (SIDE, SIDE), mosaic=False).layers[0].patches
     return (tile.index, *tile.region)
 
 
@@ -152,7 +152,7 @@ def test_partners_of_a_mosaic_are_tiles() -> None:
     shown = Counter(
         tile.index
         for epoch in range(60)
-        for tile in planner.plan(epoch, 0, (SIDE, SIDE), mosaic=True).layers[0].tiles
+        for tile in planner.plan(epoch, 0, (SIDE, SIDE), mosaic=True).layers[0].patches
     )
     assert shown[1] < 10 < shown[0]  # the small image is one of 101 tiles
 
