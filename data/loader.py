@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from data.augment.draw import Drawer
-from data.augment.draw_device import Packed, draw_batch, pack, with_fixed_shapes
+from data.augment.draw_device import Packed, draw_packed, pack, with_fixed_shapes
 from data.augment.plan import Planner
 from data.augment.records import Plan, Reader
 from data.base_images import UnreadableImageError, decoded
@@ -205,7 +205,7 @@ class Samples:
 
         device = self.pool.device
         on_device = packed.sent(lambda part: part.to(device))
-        return draw_batch(on_device, self.pool)
+        return draw_packed(on_device, self.pool)
 
     def _plan(self, key: Key) -> Plan:
         size = (key.height, key.width)
@@ -359,7 +359,7 @@ class Loader(Generic[S]):
         self.workers: int = workers
 
         self._uploads: Uploads = Uploads(device)
-        self._draw: Callable[..., Tensor] = draw_batch
+        self._draw: Callable[..., Tensor] = draw_packed
         # whether all plans are brought to few shapes, for compiled drawing
         self._fix_shapes: bool = False
         self._ring: Ring | None = None
@@ -399,7 +399,7 @@ class Loader(Generic[S]):
 
         Pixels change by rounding errors. say: receives log lines.
         """
-        self._draw = compile_or_fall_back(draw_batch, say)
+        self._draw = compile_or_fall_back(draw_packed, say)
         self._fix_shapes = True
 
     def __len__(self) -> int:

@@ -16,7 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from data.augment import draw_device
-from data.augment.draw_device import POOL_PADDING, Locate, _hsv, draw_batch, pack, with_fixed_shapes
+from data.augment.draw_device import (
+    POOL_PADDING,
+    Locate,
+    _hsv,
+    draw_packed,
+    pack,
+    with_fixed_shapes,
+)
 from data.augment.geometry import transformed, translation
 from data.augment.plan import Planner
 from data.augment.records import Augmentation, CanvasLayer, Paste, Patch, Plan
@@ -42,7 +49,7 @@ def pool_of(images: Sequence[np.ndarray]) -> tuple[torch.Tensor, Locate]:
 
 def draw_on_device(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
     pool, locate = pool_of(images)
-    return draw_batch(pack(plans, locate), pool).numpy()
+    return draw_packed(pack(plans, locate), pool).numpy()
 
 
 def draw_with_opencv(plans: Sequence[Plan], images: Sequence[np.ndarray]) -> np.ndarray:
@@ -110,7 +117,7 @@ def test_device_canvas_without_patches_is_gray() -> None:
 @pytest.mark.parametrize("plans", [[], [plan_of((32, 64))] * 2])
 def test_draw_batch_shape_without_plans_or_patches(plans: list[Plan]) -> None:
     pool, locate = pool_of([noise(1, 1)])
-    assert draw_batch(pack(plans, locate), pool).shape == (
+    assert draw_packed(pack(plans, locate), pool).shape == (
         len(plans),
         32 * bool(plans),
         64 * bool(plans),
@@ -407,10 +414,10 @@ def test_draw_batch_does_not_change_its_inputs() -> None:
     pool, locate = pool_of(IMAGES)
     packed, before = pack(plans_of_all_kinds(), locate), pool.clone()
     parts = [part.clone() for part in packed[:4]]
-    first = draw_batch(packed, pool)
+    first = draw_packed(packed, pool)
     assert pool.equal(before)
     assert all(a.equal(b) for a, b in zip(parts, packed[:4], strict=True))
-    assert draw_batch(packed, pool).equal(first)
+    assert draw_packed(packed, pool).equal(first)
 
 
 def test_pool_offsets_beyond_32_bits_are_supported() -> None:
@@ -419,7 +426,7 @@ def test_pool_offsets_beyond_32_bits_are_supported() -> None:
         [plan_of((4, 4), upright_patch(0, (0, 0, 8, 8), (0, 0, 4, 4)))],
         lambda _: (2**33 - 195, 8, 8),
     )
-    assert (draw_batch(packed, pool) == 77).all()
+    assert (draw_packed(packed, pool) == 77).all()
 
 
 def test_packed_plans_survive_transfer_from_loader_process() -> None:
@@ -472,7 +479,7 @@ def test_draw_batch_uses_no_syncing_operators() -> None:
     pool, locate = pool_of(IMAGES)
     packed = pack(plans_of_all_kinds(), locate)
     with OperatorCounter() as record:
-        draw_batch(packed, pool)
+        draw_packed(packed, pool)
     assert not SYNCING_OPERATORS & set(record.calls)
     assert record.calls["gather"] > 5
     with OperatorCounter() as record:  # the recorder does see such calls
@@ -489,7 +496,7 @@ def test_draw_batch_stays_on_device_without_reading_values(kinds: str) -> None:
     packed, pool_on_device = pack(plans, locate), pool.to(META)
     on_device = packed.sent(lambda part: part.to(META))
     with OneDevice() as device:
-        batch = draw_batch(on_device, pool_on_device)
+        batch = draw_packed(on_device, pool_on_device)
     assert batch.shape == (len(plans), 96, 96, 3)
     assert batch.device == META
     assert not device.calls[COPIED_TO_DEVICE]
@@ -498,9 +505,9 @@ def test_draw_batch_stays_on_device_without_reading_values(kinds: str) -> None:
         on_device._replace(tables=packed.tables),
     ):
         with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
-            draw_batch(mixed, pool_on_device)
+            draw_packed(mixed, pool_on_device)
     with OneDevice(), pytest.raises(RuntimeError, match="mixes tensors of cpu and meta"):
-        draw_batch(on_device, pool)
+        draw_packed(on_device, pool)
 
 
 def test_meta_device_check_detects_reading_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +518,7 @@ def test_meta_device_check_detects_reading_of_values(monkeypatch: pytest.MonkeyP
         OneDevice(),
         pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"),
     ):
-        draw_batch(on_device, pool.to(META))
+        draw_packed(on_device, pool.to(META))
 
 
 def test_operator_count_does_not_depend_on_batch_size() -> None:
@@ -519,7 +526,7 @@ def test_operator_count_does_not_depend_on_batch_size() -> None:
     counts = []
     for plans in (random_plans(4, mosaic=1.0), random_plans(20, mosaic=1.0)):
         with OperatorCounter() as record:
-            draw_batch(packed := pack(plans, locate), pool)
+            draw_packed(packed := pack(plans, locate), pool)
         counts.append(record.calls.total())
         assert packed.lines.shape[1] == 5
     assert counts[0] == counts[1] < 200
@@ -557,7 +564,7 @@ def test_fixed_shapes_are_few_and_draw_the_same_pixels(
         assert number <= len(fixed.mixes) <= count
         assert len(fixed.lines) == len(fixed.places) == count + len(fixed.mixes)
         assert fixed.mixes[:, 0].unique().numel() == len(fixed.mixes)
-        assert draw_batch(fixed, pool).equal(draw_batch(packed, pool))
+        assert draw_packed(fixed, pool).equal(draw_packed(packed, pool))
     assert len(shapes) == {1: 2, 2: 3, 5: 4}.get(count, 5)  # of 5: none, 2, 4 and 5 mixed samples
 
 
@@ -575,14 +582,14 @@ def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(
     monkeypatch.setattr(
         torch, "compile", lambda call, **settings: real(call, backend=counter, **settings)
     )
-    draw = compile_or_fall_back(draw_batch, pytest.fail)
+    draw = compile_or_fall_back(draw_packed, pytest.fail)
     pool, locate = pool_of(IMAGES)
     batches = [pack(batch, locate) for batch in batches_with_every_number_of_mixed_samples(16)]
     torch._dynamo.reset()
     try:
         for _ in range(2):
             for packed in batches:
-                assert draw(with_fixed_shapes(packed), pool).equal(draw_batch(packed, pool))
+                assert draw(with_fixed_shapes(packed), pool).equal(draw_packed(packed, pool))
     finally:
         torch._dynamo.reset()
     assert counter.frame_count == 5
@@ -595,14 +602,14 @@ def test_gpu_drawing_matches_cpu(compiled: bool) -> None:
     pool, locate = pool_of(IMAGES)
     packed, device = pack(plans_of_all_kinds(), locate), torch.device("cuda", 0)
     on_device, pool_on_device = packed.sent(lambda part: part.to(device)), pool.to(device)
-    draw = torch.compile(draw_batch) if compiled else draw_batch
+    draw = torch.compile(draw_packed) if compiled else draw_packed
     draw(on_device, pool_on_device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch = draw(on_device, pool_on_device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    error = (batch.cpu().int() - draw_batch(packed, pool).int()).abs()
+    error = (batch.cpu().int() - draw_packed(packed, pool).int()).abs()
     assert (error > 1).float().mean() < 1e-3
 
 
