@@ -174,7 +174,7 @@ from torch import Tensor
 
 from data import Loader, build_loaders, open_dataset
 from data.balance import weights_after
-from data.cache import open_images
+from data.cache import open_base_images
 from data.multi_scale import MultiScale
 from data.sampler import TrainSampler
 from data.splits import Dataset
@@ -261,7 +261,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     # Images, cached where there is room
     stride = max(model.strides)
     image_size = fit_to_stride(given.imgsz, stride, log.say)
-    images = open_images(
+    images = open_base_images(
         data.labels,
         image_size,
         world,

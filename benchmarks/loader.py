@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.report import add_report_flags, file_report, table_row
 from data import Augmentation, Loader, build_train_loader
-from data.cache import CachedImages, DeviceImages, open_images
+from data.cache import CachedImages, DeviceImages, open_base_images
 from data.labels import Labels
 from data.sampler import TrainSampler
 from data.splits import open_data, read_split
@@ -62,7 +62,7 @@ def loaders(
         "workers": workers,
         "device": device,
     }
-    opened = open_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))
+    opened = open_base_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))
     cached = opened["train"]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the decoded images do not fit into memory")

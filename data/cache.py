@@ -119,7 +119,7 @@ def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes.prod(1, dtype=np.int64) * 3)])
 
 
-def open_images(
+def open_base_images(
     labels: Mapping[str, Labels],
     image_size: int,
     world: World,

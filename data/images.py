@@ -12,7 +12,7 @@ from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import counted, excerpt, printable, utf_16_hint
 
 
-class Listing(NamedTuple):
+class ImageFiles(NamedTuple):
     """Sorted paths of image files, and the problems: entries that were left out, notes."""
 
     images: list[str]
@@ -24,7 +24,7 @@ def find_images(
     *,
     videos: frozenset[str] = frozenset(),
     labels: frozenset[str] = frozenset(),
-) -> Listing:
+) -> ImageFiles:
     """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted
     by path.
 
@@ -46,7 +46,7 @@ def find_images(
     if source.suffix.lower() == ".txt":
         return _images_in_list(source, videos)
     if is_listed_name(source.name, videos):
-        return Listing([str(source)], [])
+        return ImageFiles([str(source)], [])
     raise ValueError(
         f"{printable(source)} is not a folder, a .txt list or an image "
         f"({' '.join(sorted(IMAGE_SUFFIXES))})"
@@ -98,7 +98,7 @@ def _walk(
         yield parent, names
 
 
-def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[str]) -> Listing:
+def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[str]) -> ImageFiles:
     images: list[str] = []
     problems: list[Problem] = []
     others: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
         problems.append(
             Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}")
         )
-    return Listing(sorted_paths(images), problems)
+    return ImageFiles(sorted_paths(images), problems)
 
 
 def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:
@@ -159,7 +159,7 @@ def _count_files(folder: str, videos: frozenset[str]) -> int:
     return sum(is_listed_name(name, videos) for _, _, names in os.walk(folder) for name in names)
 
 
-def _images_in_list(file: Path, videos: frozenset[str]) -> Listing:
+def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
     images: set[str] = set()
     problems: list[Problem] = []
     allowed = "an image or video file" if videos else "an image file"
@@ -178,7 +178,7 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> Listing:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
             images.add(path)
-    return Listing(sorted_paths(images), problems)
+    return ImageFiles(sorted_paths(images), problems)
 
 
 def sorted_paths(paths: Iterable[str]) -> list[str]:

@@ -172,7 +172,7 @@ def scan(
 
     labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
     if cache_dir is not None:
-        result = scan_cache.Stored(labels, report, fingerprint, in_files)
+        result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
         state = _to_cache(cache_dir, sources, names, result, state)
     return labels, report.with_cache(state, listed.run_folders)
 
@@ -482,7 +482,7 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
 
 def _from_cache(
     cache_dir: Path | None, sources: Sequence[Path], names: Sequence[str], fingerprint: str
-) -> tuple[scan_cache.Stored | None, str]:
+) -> tuple[scan_cache.StoredScan | None, str]:
     """Return the stored scan, and the state of the cache for the log.
 
     The scan is None if it is missing, damaged or outdated. fingerprint: of the files as they are
@@ -507,7 +507,7 @@ def _to_cache(
     cache_dir: Path,
     sources: Sequence[Path],
     names: Sequence[str],
-    stored: scan_cache.Stored,
+    stored: scan_cache.StoredScan,
     state: str,
 ) -> str:
     """Store the scan; return `state`, or the reason if it cannot be stored: that is no error."""

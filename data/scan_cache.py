@@ -25,7 +25,7 @@ VERSION = 4  # increase it when the meaning of a stored array changes, or the wa
 DIGEST_BYTES = 32
 
 
-class Stored(NamedTuple):
+class StoredScan(NamedTuple):
     """A scan and what it was made from. `listed`: paths of the images that only a file with all
     labels (COCO) names.
     """
@@ -50,7 +50,7 @@ def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -
     return cache_dir / f"labels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
-def store(file: Path, stored: Stored) -> None:
+def store(file: Path, stored: StoredScan) -> None:
     """Write `file` atomically, also if other processes write it at the same time. Raises
     OSError.
     """
@@ -71,7 +71,7 @@ def store(file: Path, stored: Stored) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(file: Path) -> Stored | None:
+def load(file: Path) -> StoredScan | None:
     """Return what `store` wrote, or None if the file does not exist. Raises ValueError if it is
     damaged.
     """
@@ -93,7 +93,7 @@ def load(file: Path) -> Stored | None:
         raise ValueError(f"not a stored scan: {one_line(error)}") from None
 
 
-def _unpacked(data: bytes) -> Stored:
+def _unpacked(data: bytes) -> StoredScan:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         # `store` does not compress
         if sum(entry.file_size for entry in archive.infolist()) > len(data):
@@ -106,7 +106,7 @@ def _unpacked(data: bytes) -> Stored:
     listed = json.loads(texts["listed"])
     if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
         raise ValueError("its list of images is not a list of strings")
-    return Stored(
+    return StoredScan(
         Labels(**arrays),
         report_from_dict(json.loads(texts["report"])),
         texts["fingerprint"],

@@ -1,6 +1,6 @@
 """Draw a batch of plans with torch on the device of the base images: uint8 [B, H, W, 3] RGB.
 
-Counterpart of draw.py. `pack` converts plans to numbers, in a DataLoader worker; `draw_packed` draws
+Counterpart of draw.py. `pack` converts plans to numbers in a DataLoader worker; `draw_packed` draws
 them on the device of the pool, a flat uint8 tensor of base images (rows of BGR pixels, one image
 after another). It never waits for the device: every shape follows from the shapes of its arguments.
 

@@ -53,7 +53,7 @@ class CocoFile(NamedTuple):
     problems: list[Problem]
 
 
-class Listing(NamedTuple):
+class ListedImages(NamedTuple):
     """The images of a COCO JSON, and what their ids in the annotations mean.
 
     index_of_id: the place in `images`; several ids have the same if the file lists an image several
@@ -254,7 +254,7 @@ def _category_ids(
     return [ids[index] if index in ids else unused + 1 + index for index in range(num_classes)]
 
 
-def _images(file: Path, entries: list, problems: list[Problem]) -> Listing:
+def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
     first_ids: dict[str, int] = {}  # of each file name, in the order of the file
     names: dict[int, str] = {}
     sizes: dict[int, tuple[int, int] | None] = {}
@@ -303,7 +303,7 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> Listing:
     ]
     index_of_name = {name: index for index, name in enumerate(first_ids)}
     index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}
-    return Listing(images, index_of_id, ambiguous)
+    return ListedImages(images, index_of_id, ambiguous)
 
 
 def _declared_size(entry: dict[str, Any]) -> tuple[int, int] | None:
@@ -332,7 +332,7 @@ def _image_entry(entry: Any) -> tuple[int, str]:
 def _rows(
     file: Path,
     entries: list,
-    listing: Listing,
+    listing: ListedImages,
     categories: dict[int, str],
     class_by_category: dict[int, int],
     problems: list[Problem],
@@ -414,7 +414,7 @@ def _meant_image_id(entry: Any) -> int | None:
     return _whole_number(image_id)
 
 
-def _image_index(listing: Listing, entry: dict[str, Any], where: str) -> int:
+def _image_index(listing: ListedImages, entry: dict[str, Any], where: str) -> int:
     """Return the place of an annotation's image. Raises ValueError if its id is that of two
     files.
     """

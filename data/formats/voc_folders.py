@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.images import Listing, read_lines
+from data.images import ImageFiles, read_lines
 from data.report import IMAGE_DROPPED, Problem
 from utils.images.decode import is_image_name
 from utils.printable import excerpt, printable
@@ -38,7 +38,7 @@ def is_image_set(file: Path) -> bool:
     return bool(words) and not is_image_name(os.path.basename(words[0]))
 
 
-def images_of_set(file: Path) -> Listing:
+def images_of_set(file: Path) -> ImageFiles:
     """Return the images of a list of ids, sorted by path. A column of -1, 0 or 1 after the ids is
     ignored.
 
@@ -67,7 +67,7 @@ def images_of_set(file: Path) -> Listing:
             found[image_id] = number
             continue
         problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
-    return Listing(sorted(str(folder / names[image_id]) for image_id in found), problems)
+    return ImageFiles(sorted(str(folder / names[image_id]) for image_id in found), problems)
 
 
 def xml_of_set(file: Path, image: str) -> str:

@@ -50,7 +50,7 @@ def generate(
     return root
 
 
-def label_rows(drawing: Drawing) -> str:
+def label_text(drawing: Drawing) -> str:
     """Return the label file of a drawing, one row per shape.
 
     A row has the class, and the outline's points as fractions of the image's side.
@@ -119,7 +119,7 @@ def _write_set(folder: Path, settings: dict[str, int]) -> None:
             _, encoded = cv2.imencode(".jpg", drawing.image, [cv2.IMWRITE_JPEG_QUALITY, 92])
             (images / f"{index:06}.jpg").write_bytes(encoded.tobytes())
             label_file = labels / f"{index:06}.txt"
-            label_file.write_text(label_rows(drawing), encoding="ascii", newline="\n")
+            label_file.write_text(label_text(drawing), encoding="ascii", newline="\n")
 
     names = ", ".join(NAMES)
     yaml = f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"

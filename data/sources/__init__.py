@@ -14,7 +14,7 @@ from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.live import LiveSource
 from data.sources.paths import folder_or_list, pattern, single_file
 from data.sources.standard_input import paths_on_input
-from data.sources.stream_reader import Connection
+from data.sources.stream_reader import ConnectionPolicy
 from utils.printable import printable
 
 __all__ = ["VIDEO_SUFFIXES", "FrameSource", "is_live", "open_source"]
@@ -57,13 +57,13 @@ def open_source(
     """
     if frame_step < 1:
         raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
-    connection = Connection(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
+    policy = ConnectionPolicy(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
     if text == "-":
         return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
     if is_live(text):
         addresses = [parse_address(text)] if is_address(text) else addresses_in(text)
         shown = addresses[0].shown if is_address(text) else printable(text)
-        return LiveSource(addresses, shown, connection, frame_step=frame_step, say=say)
+        return LiveSource(addresses, shown, policy, frame_step=frame_step, say=say)
     if os.path.isdir(text) or (text.lower().endswith(".txt") and os.path.isfile(text)):
         return folder_or_list(text, frame_step=frame_step, say=say)
     if os.path.lexists(text):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from data.sources.addresses import Address
-from data.sources.stream_reader import Connection, StreamReader
+from data.sources.stream_reader import ConnectionPolicy, StreamReader
 from utils.images.decode import quiet_decoder
 from utils.images.detections import Frame
 
@@ -25,7 +25,7 @@ class LiveSource:
         self,
         addresses: Sequence[Address],
         what: str,
-        connection: Connection,
+        policy: ConnectionPolicy,
         *,
         frame_step: int,
         say: Callable[[str], None],
@@ -34,7 +34,7 @@ class LiveSource:
         self._what, self._say = what, say
         self._changed, self._stop = threading.Condition(), threading.Event()
         self._readers = [
-            StreamReader(address, connection, frame_step, self._changed, self._stop)
+            StreamReader(address, policy, frame_step, self._changed, self._stop)
             for address in addresses
         ]
 

@@ -26,7 +26,7 @@ MAX_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectionPolicy:
     """How patient a stream is read. Times in seconds.
 
     reconnects: attempts in a row to reach a lost stream. pause_s: before the first of them; doubled
@@ -56,7 +56,7 @@ class StreamReader:
     def __init__(
         self,
         address: Address,
-        connection: Connection,
+        policy: ConnectionPolicy,
         frame_step: int,
         changed: threading.Condition,
         stop: threading.Event,
@@ -65,7 +65,7 @@ class StreamReader:
         self.ended = False
         self.failure = ""
         self.error: BaseException | None = None
-        self._address, self._connection, self._frame_step = address, connection, frame_step
+        self._address, self._policy, self._frame_step = address, policy, frame_step
         self._changed, self._stop = changed, stop
         self._messages: list[tuple[str, int]] = []
         self._received = 0
@@ -109,7 +109,7 @@ class StreamReader:
 
     def _read_and_reconnect(self) -> None:
         """Read until the address is complete, or cannot be reached, or is lost too often."""
-        shown, most = self._address.shown, self._connection.reconnects
+        shown, most = self._address.shown, self._policy.reconnects
         unreached = 0  # attempts in a row without a frame
         brief = 0  # connections in a row that were lost soon
         while True:
@@ -123,7 +123,7 @@ class StreamReader:
                 return
 
             was_connected = self._received > before
-            has_held = time.monotonic() - started_s >= self._connection.settled_s
+            has_held = time.monotonic() - started_s >= self._policy.settled_s
             if was_connected:
                 unreached = 0
                 brief = 0 if has_held else brief + 1
@@ -140,7 +140,7 @@ class StreamReader:
             if brief > most:
                 often = (
                     f"it was lost {brief} times in a row, each time within "
-                    f"{self._connection.settled_s:g} s"
+                    f"{self._policy.settled_s:g} s"
                 )
                 self._add_message(
                     f"{shown}: the stream ended after {self._received} frames; {often}"
@@ -150,7 +150,7 @@ class StreamReader:
             if was_connected:
                 self._add_message(f"{shown}: the stream was lost, connecting again")
             failures = max(unreached, brief - 1, 0)
-            if self._stop.wait(min(MAX_PAUSE_S, self._connection.pause_s * 2.0**failures)):
+            if self._stop.wait(min(MAX_PAUSE_S, self._policy.pause_s * 2.0**failures)):
                 return
 
     def _connect_and_read(self) -> bool:
@@ -204,7 +204,7 @@ class StreamReader:
         if camera is not None:
             return open_camera(camera)
         return open_stream(
-            self._address.text, self._connection.open_timeout_s, self._connection.read_timeout_s
+            self._address.text, self._policy.open_timeout_s, self._policy.read_timeout_s
         )
 
     def _has_end(self) -> bool:
@@ -216,7 +216,7 @@ class StreamReader:
         if not self._address.is_video_file:
             return False
         try:
-            with open_remote(self._address.text, self._connection.read_timeout_s) as remote:
+            with open_remote(self._address.text, self._policy.read_timeout_s) as remote:
                 return remote.length is not None and not remote.kind.startswith("multipart/")
         except (FaultError, ValueError):
             return False
@@ -231,7 +231,7 @@ class StreamReader:
             return None
         shown = self._address.shown
         try:
-            with open_remote(self._address.text, self._connection.read_timeout_s) as remote:
+            with open_remote(self._address.text, self._policy.read_timeout_s) as remote:
                 if remote.is_stream or (only_if_stated and not remote.is_image):
                     return None
                 data = remote.read(MAX_IMAGE_BYTES)
@@ -278,7 +278,7 @@ class StreamReader:
         while failed < MAX_FAILED_GRABS and not has_timed_out and not self._stop.is_set():
             if not capture.grab():
                 failed += 1
-                has_timed_out = time.monotonic() - last_s >= self._connection.read_timeout_s
+                has_timed_out = time.monotonic() - last_s >= self._policy.read_timeout_s
                 continue
             failed, last_s = 0, time.monotonic()
             self._received += 1

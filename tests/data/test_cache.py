@@ -17,7 +17,7 @@ import torch
 
 from data import Augmentation, cache, trial_drawing
 from data.base_images import DecodedImages, UnreadableImageError
-from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_images
+from data.cache import CachedImages, DeviceImages, choose_location, offsets_of, open_base_images
 from data.labels import Labels, LabelsBuilder
 from tests.data.test_loader import (
     ALL_AUGMENTATIONS,
@@ -46,7 +46,7 @@ def open_train_images(
     """Return the reader of the images of one split, and the log lines."""
     lines: list[str] = []
     settings = {"folder": folder, "spills": True, "world": SINGLE_PROCESS, "say": lines.append}
-    images = open_images({"train": labels}, SIDE, where=where, **settings)  # type: ignore[arg-type]
+    images = open_base_images({"train": labels}, SIDE, where=where, **settings)  # type: ignore[arg-type]
     return images["train"], lines
 
 
@@ -185,7 +185,7 @@ def test_disk_cache_is_reused_and_rebuilt_when_an_image_changes(
     assert sorted(file.name for file in subfolder.iterdir()) == sorted(
         [Path(images.path).name, "lock"]
     )  # no old file
-    open_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=SINGLE_PROCESS)
+    open_base_images({"train": labels}, 2 * SIDE, where="disk", folder=folder, world=SINGLE_PROCESS)
     assert len(list(folder.iterdir())) == 2  # one folder per image size
 
 
@@ -409,7 +409,7 @@ def test_ram_cache_does_not_spill_to_disk_by_default(
         "world": SINGLE_PROCESS,
         "say": lines.append,
     }
-    images = open_images({"train": labels}, SIDE, **settings)["train"]  # type: ignore[arg-type]
+    images = open_base_images({"train": labels}, SIDE, **settings)["train"]  # type: ignore[arg-type]
     assert isinstance(images, DecodedImages)
     assert lines == [
         "--cache ram: decoded images take 57.6 kB, but 50.0 kB of ram are free; they are decoded "
@@ -508,7 +508,7 @@ def test_other_local_processes_map_the_cache_of_the_first(tmp_path: Path) -> Non
         ([{}, {}], False, []),
     ):
         second.paths, lines = paths, []
-        images = open_images(
+        images = open_base_images(
             {"train": labels}, SIDE, where="ram", folder=None, world=second, say=lines.append
         )["train"]
         assert isinstance(images, CachedImages) == mapped

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment.draw import draw
 from data.augment.plan import Planner
 from data.augment.records import Augmentation
 from data.labels import LabelRow, LabelsBuilder
+from tests.support.drawn import draw
 from tests.support.fuzzing import assert_unchanged, mutate, result_or_error
 from utils.images.decode import decode_bgr, quiet_decoder, read_image
 from utils.images.letterbox import resized

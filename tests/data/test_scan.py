@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data import scan_cache
-from data.cache import open_images
+from data.cache import open_base_images
 from data.dataset_yaml import read_data_yaml
 from data.report import IMAGE_DAMAGED, NO_USABLE_ROW, NOTE, Problem, ProblemLog, report_from_dict
 from data.scan import scan
@@ -308,7 +308,7 @@ def test_jpeg_with_damaged_data_is_named_instead_of_printed(
         Path(path).write_bytes(damaged_jpeg(noise))
     labels, report = scan([source], NAMES, threads=4, cache_dir=tmp_path / "cache")
     assert len(labels) == 40
-    open_images({"train": labels}, 64, World(torch.device("cpu")), where="ram", folder=None)
+    open_base_images({"train": labels}, 64, World(torch.device("cpu")), where="ram", folder=None)
     assert [(problem.kind, problem.where) for problem in report.problems] == [
         (IMAGE_DAMAGED, path) for path in damaged
     ]

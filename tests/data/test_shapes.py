@@ -14,7 +14,7 @@ import yaml
 
 from data.shapes.__main__ import main
 from data.shapes.drawing import MIN_VISIBLE, draw_image, image_generator
-from data.shapes.generate import DEFAULT_ROOT, MARKER, generate, label_rows
+from data.shapes.generate import DEFAULT_ROOT, MARKER, generate, label_text
 from data.shapes.outlines import outline_of
 from data.shapes.plan import NAMES, plan_shapes, unit_loops
 
@@ -125,7 +125,7 @@ def test_outline_of_tiny_mask_has_its_extent(extent):
 def test_same_seed_gives_same_pixels_and_labels():
     first, again = (draw_image(7, "train", 3, 128) for _ in range(2))
     assert np.array_equal(first.image, again.image)
-    assert label_rows(first) == label_rows(again)
+    assert label_text(first) == label_text(again)
 
 
 @pytest.mark.parametrize("other", [(8, "train", 3), (7, "val", 3), (7, "train", 4)])
@@ -136,7 +136,7 @@ def test_seed_split_and_index_each_change_the_image(other):
 
 def test_generated_labels_are_inside_image_and_match_file_rows(drawings):
     for drawing in drawings:
-        rows = [row.split() for row in label_rows(drawing).splitlines()]
+        rows = [row.split() for row in label_text(drawing).splitlines()]
         assert [int(row[0]) for row in rows] == list(drawing.labels)
         for row, box in zip(rows, boxes_of(drawing), strict=True):
             points = np.array(row[1:], float).reshape(-1, 2)
@@ -248,7 +248,7 @@ def test_generate_rejects_settings_out_of_range(tmp_path, wrong, text):
 
 
 def test_failed_generation_leaves_no_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.shapes.generate.label_rows", lambda drawing: 1 / 0)
+    monkeypatch.setattr("data.shapes.generate.label_text", lambda drawing: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate(tmp_path / "set", **SMALL_SET)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from data import Augmentation, Loader, build_train_loader
 from data.augment.plan import IGNORE_CLASS
 from data.balance import image_weights
 from data.base_images import decoded
-from data.cache import DeviceImages, open_images
+from data.cache import DeviceImages, open_base_images
 from data.labels import Labels
 from data.loader import Batch
 from data.tiles.labels import TiledLabels, tile_labels
@@ -235,7 +235,9 @@ def test_image_weights_are_those_of_tiles(tmp_path: Path) -> None:
 def test_cached_images_give_the_same_samples(tmp_path: Path, where: str) -> None:
     labels, world = large_data(tmp_path), World(torch.device("cpu"))
     folder = tmp_path / "cache"
-    images = open_images({"train": labels, "val": labels}, SIDE, world, where=where, folder=folder)
+    images = open_base_images(
+        {"train": labels, "val": labels}, SIDE, world, where=where, folder=folder
+    )
     cached, plain = (
         epochs_of(tile_loader(labels, images=given), 1) for given in (images["train"], None)
     )
@@ -244,7 +246,7 @@ def test_cached_images_give_the_same_samples(tmp_path: Path, where: str) -> None
     assert not isinstance(read, DeviceImages)
     assert all((read(index) == own(index)).all() for index in range(len(labels)))
     if where == "disk":
-        again = open_images(
+        again = open_base_images(
             {"train": labels.images}, SIDE, world, where=where, folder=folder
         )  # without tiles
         assert not isinstance(again["train"], DeviceImages)
@@ -255,7 +257,7 @@ def test_cached_images_give_the_same_samples(tmp_path: Path, where: str) -> None
 def test_device_draws_the_same_tiles(tmp_path: Path) -> None:
     labels, world = large_data(tmp_path), World(torch.device("cpu"))
     upright = replace(ALL_AUGMENTATIONS, degrees=0, shear=0, perspective=0, copy_paste=0)
-    images = open_images({"train": labels}, SIDE, world, where="ram", folder=None)["train"]
+    images = open_base_images({"train": labels}, SIDE, world, where="ram", folder=None)["train"]
     on_device = DeviceImages(images, torch.device("cpu"))  # type: ignore[arg-type]
     by_host, by_device = (
         epochs_of(tile_loader(labels, images=given, augmentation=upright), 1)
