@@ -27,16 +27,21 @@ def moved_boxes_upright(
 
     owner: the patch of each box, [N].
     """
-    # Scale, shift and target of each box's patch, as (x, y).  [N, 1, 2]
-    scale = np.array([patch.matrix.diagonal()[:2] for patch in patches])[owner, None]
-    shift = np.array([patch.matrix[:2, 2] for patch in patches])[owner, None]
-    targets = np.array([patch.target for patch in patches], np.float64)[owner, None]
-    low = targets[..., :2]
-    high = targets[..., 2:]
+    # The matrix and the target of each box's own patch.
+    matrices = np.array([patch.matrix for patch in patches])[owner]  # [N, 3, 3]
+    targets = np.array([patch.target for patch in patches], np.float64)[owner]  # [N, 4]
 
-    corners = boxes.reshape(-1, 2, 2) * scale + shift  # upper left, lower right
-    clipped = np.minimum(np.maximum(corners, low), high)
-    return clipped.reshape(-1, 4), scale[:, 0, 0] * scale[:, 0, 1]
+    # An upright patch is only scaled and shifted.
+    scale = matrices.diagonal(axis1=1, axis2=2)[:, :2]  # [N, 2] of x and y
+    shift = matrices[:, :2, 2]
+    upper_left = boxes[:, :2] * scale + shift
+    lower_right = boxes[:, 2:] * scale + shift
+    moved = np.concatenate([upper_left, lower_right], 1)
+
+    low = np.tile(targets[:, :2], 2)  # x1, y1, x1, y1
+    high = np.tile(targets[:, 2:], 2)
+    clipped = np.minimum(np.maximum(moved, low), high)
+    return clipped, scale[:, 0] * scale[:, 1]
 
 
 def moved_boxes(
@@ -67,12 +72,13 @@ def keep_mask(
     """
     width = boxes[:, 2] - boxes[:, 0]
     height = boxes[:, 3] - boxes[:, 1]
-    large = (width > MIN_SIDE) & (height > MIN_SIDE)
-
+    longer = np.maximum(width, height)
     shorter = np.minimum(width, height)
-    aspect = np.maximum(width, height) / np.maximum(shorter, 1e-9)
-    visible = width * height > share * whole
-    return large & (aspect < MAX_ASPECT) & visible
+
+    is_large = shorter > MIN_SIDE
+    is_compact = longer / np.maximum(shorter, 1e-9) < MAX_ASPECT
+    is_visible = width * height > share * whole
+    return is_large & is_compact & is_visible
 
 
 def box_areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,11 +180,15 @@ def translation(x: float, y: float) -> Matrix:
 
 def rectangle_to_rectangle(source: Region, target: Region) -> Matrix:
     """Return the matrix that maps one rectangle to another by scaling and shifting."""
-    scale_x = (target[2] - target[0]) / (source[2] - source[0])
-    scale_y = (target[3] - target[1]) / (source[3] - source[1])
-    shift_x = target[0] - source[0] * scale_x
-    shift_y = target[1] - source[1] * scale_y
-    return np.array([[scale_x, 0, shift_x], [0, scale_y, shift_y], [0, 0, 1]])
+    from_x1, from_y1, from_x2, from_y2 = source
+    to_x1, to_y1, to_x2, to_y2 = target
+    scale_x = (to_x2 - to_x1) / (from_x2 - from_x1)
+    scale_y = (to_y2 - to_y1) / (from_y2 - from_y1)
+
+    matrix = np.eye(3)
+    matrix[0] = scale_x, 0, to_x1 - from_x1 * scale_x
+    matrix[1] = 0, scale_y, to_y1 - from_y1 * scale_y
+    return matrix
 
 
 def whole_pixels(
@@ -215,7 +225,10 @@ def whole_pixels(
 
 
 def random_matrix(
-    random: np.random.Generator, a: Augmentation, center: tuple[float, float], size: tuple[int, int]
+    random: np.random.Generator,
+    strengths: Augmentation,
+    center: tuple[float, float],
+    size: tuple[int, int],
 ) -> Matrix:
     """Return a random matrix: center, perspective, rotation and scale, shear, then a shift.
 
@@ -225,30 +238,41 @@ def random_matrix(
 
     Args:
         random: the generator of the sample.
-        a: the strengths.
+        strengths: the largest perspective, angle, zoom, shear and shift.
         center: x and y of the center before the move.
         size: height and width of the canvas.
     """
-    to_origin = translation(-center[0], -center[1])
+    center_x, center_y = center
+    to_origin = translation(-center_x, -center_y)
 
     # Perspective: the depth at the corners, which are at +-center, changes by at most MAX_TILT.
-    tilt = np.eye(3)
-    tilt[2, :2] = random.uniform(-a.perspective, a.perspective, 2)
-    corner_tilt = float(np.abs(tilt[2, :2]) @ center)
-    tilt[2, :2] *= MAX_TILT / max(MAX_TILT, corner_tilt)
+    tilt = random.uniform(-strengths.perspective, strengths.perspective, 2)
+    corner_tilt = float(np.abs(tilt) @ center)
+    tilt *= MAX_TILT / max(MAX_TILT, corner_tilt)
+    perspective = np.eye(3)
+    perspective[2, :2] = tilt
 
-    angle = np.deg2rad(random.uniform(-a.degrees, a.degrees))
-    zoom = random.uniform(1 - a.scale, 1 + a.scale)
-    cos, sin = np.cos(angle), np.sin(angle)
-    rotation = np.array([[cos, sin, 0], [-sin, cos, 0], [0, 0, 1]])
+    # Rotation and zoom.
+    angle = np.deg2rad(random.uniform(-strengths.degrees, strengths.degrees))
+    zoom = random.uniform(1 - strengths.scale, 1 + strengths.scale)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    rotation = np.eye(3)
+    rotation[0, :2] = cos, sin
+    rotation[1, :2] = -sin, cos
     rotation[:2] *= zoom
 
+    # Shear along x, and along y.
+    shear_angles = np.deg2rad(random.uniform(-strengths.shear, strengths.shear, 2))
+    slope_x, slope_y = np.tan(shear_angles)
     shear = np.eye(3)
-    shear[0, 1], shear[1, 0] = np.tan(np.deg2rad(random.uniform(-a.shear, a.shear, 2)))
+    shear[0, 1] = slope_x
+    shear[1, 0] = slope_y
 
+    # The center of the image goes to a random position near that of the canvas.
     height, width = size
-    position = random.uniform(0.5 - a.translate, 0.5 + a.translate, 2)  # 0 to 1: on the canvas
+    position = random.uniform(0.5 - strengths.translate, 0.5 + strengths.translate, 2)
     shift = translation(*(position * [width, height]))
 
-    matrix: Matrix = shift @ shear @ rotation @ tilt @ to_origin
+    matrix: Matrix = shift @ shear @ rotation @ perspective @ to_origin
     return matrix

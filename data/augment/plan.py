@@ -91,15 +91,15 @@ class Planner:
                 copy-paste); square canvases only.
             repeat: how often the epoch has drawn the image before.
         """
-        a = self.augmentation
+        strengths = self.augmentation
         random = generator_for(self.seed, epoch, index, repeat)
 
         # One image, or a mosaic, to which another mosaic may be added.
         mix = 1.0
-        if mosaic and random.random() < a.mosaic:
+        if mosaic and random.random() < strengths.mosaic:
             layer, targets = self._mosaic(random, index)
             layers = [layer]
-            if random.random() < a.mixup:
+            if random.random() < strengths.mixup:
                 other = int(random.integers(len(self)))
                 second_layer, second_targets = self._mosaic(random, other)
                 layers.append(second_layer)
@@ -110,13 +110,13 @@ class Planner:
             layers = [layer]
 
         # Colors. The numbers are drawn even if they are not used.
-        strengths = [a.hsv_h, a.hsv_s, a.hsv_v]
-        gains = 1 + random.uniform(-1, 1, 3) * strengths
+        color_strengths = [strengths.hsv_h, strengths.hsv_s, strengths.hsv_v]
+        gains = 1 + random.uniform(-1, 1, 3) * color_strengths
         hue, saturation, value = gains.tolist()
-        hsv = (hue, saturation, value) if any(strengths) else None
+        hsv = (hue, saturation, value) if any(color_strengths) else None
 
-        flip_up = bool(random.random() < a.flipud)
-        flip_left = bool(random.random() < a.fliplr)
+        flip_up = bool(random.random() < strengths.flipud)
+        flip_left = bool(random.random() < strengths.fliplr)
         targets = flipped_boxes(targets, size, flip_up, flip_left)
 
         return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
@@ -156,7 +156,8 @@ class Planner:
         boxed = self._letterboxed(image, region, size)
 
         height, width = size
-        window = random_matrix(random, self.augmentation, (width / 2, height / 2), size)
+        center = (width / 2, height / 2)
+        window = random_matrix(random, self.augmentation, center, size)
         moved = self._moved_patch(boxed, window, size)
         return self._layer([moved], [], size)
 
@@ -170,12 +171,12 @@ class Planner:
         side = self.image_size
         size = (side, side)
 
-        # Four images around a random point of the double canvas.
+        # Four images, in random order around a random point of the double canvas.
         x, y = random.uniform(0.5 * side, 1.5 * side, 2).astype(int).tolist()
         partners = random.integers(len(self), size=3)
-        indices = random.permutation(np.array([index, *partners]))
+        samples = random.permutation(np.array([index, *partners]))
         placed = []
-        for quadrant, sample in enumerate(indices.tolist()):
+        for quadrant, sample in enumerate(samples.tolist()):
             image, region = self._crop(random, sample)
             placed.append(self._quadrant(image, region, quadrant, x, y))
 
@@ -222,18 +223,21 @@ class Planner:
             x: of the point on the canvas of twice the training size.
             y: of the point.
         """
-        # The upper left corner of the region on the double canvas.
         x1, y1, x2, y2 = region
-        left = x if quadrant % 2 else x - (x2 - x1)
-        top = y if quadrant >= 2 else y - (y2 - y1)
-        shift_x = left - x1
-        shift_y = top - y1
+        is_right = quadrant in (1, 3)
+        is_lower = quadrant in (2, 3)
 
-        # The part of the region inside the double canvas.
+        # Shift the corner of the region that is nearest to the point onto it: the left edge of a
+        # quadrant on the right, the upper edge of a lower quadrant.
+        shift_x = x - x1 if is_right else x - x2
+        shift_y = y - y1 if is_lower else y - y2
+
+        # The double canvas in pixels of the image: what is outside is cut off.
         limit = 2 * self.image_size
-        first = (max(x1, -shift_x), max(y1, -shift_y))
-        last = (min(x2, limit - shift_x), min(y2, limit - shift_y))
-        return Patch(index, (*first, *last), translation(shift_x, shift_y))
+        left, right = -shift_x, limit - shift_x
+        top, bottom = -shift_y, limit - shift_y
+        visible = (max(x1, left), max(y1, top), min(x2, right), min(y2, bottom))
+        return Patch(index, visible, translation(shift_x, shift_y))
 
     def _moved_patch(self, patch: Patch, window: Matrix, size: tuple[int, int]) -> Patch | None:
         """Return the patch as it will be drawn, moved by the matrix `window`; None if not visible.
@@ -243,21 +247,25 @@ class Planner:
         """
         matrix = window @ patch.matrix
         if not self.augmentation.axis_aligned:
-            moved = Patch(patch.index, patch.region, matrix)
-            return moved if len(visible_window(moved, size)) else None
+            warped = Patch(patch.index, patch.region, matrix)
+            is_visible = len(visible_window(warped, size)) > 0
+            return warped if is_visible else None
 
+        # The visible part, in pixels of the image and of the canvas.
         height, width = size
-        left, top, right, bottom = patch.region
-        scale_x, shift_x = matrix[0, 0], matrix[0, 2]
-        scale_y, shift_y = matrix[1, 1], matrix[1, 2]
-        x1, x2, to_x1, to_x2 = whole_pixels(left, right, scale_x, shift_x, width)
-        y1, y2, to_y1, to_y2 = whole_pixels(top, bottom, scale_y, shift_y, height)
-        if min(x2 - x1, y2 - y1, to_x2 - to_x1, to_y2 - to_y1) <= 0:
-            return None
+        x1, y1, x2, y2 = patch.region
+        scale_x, _, shift_x = matrix[0]
+        _, scale_y, shift_y = matrix[1]
+        x1, x2, canvas_x1, canvas_x2 = whole_pixels(x1, x2, scale_x, shift_x, width)
+        y1, y2, canvas_y1, canvas_y2 = whole_pixels(y1, y2, scale_y, shift_y, height)
 
-        source = (x1, y1, x2, y2)
-        target = (to_x1, to_y1, to_x2, to_y2)
-        return Patch(patch.index, source, rectangle_to_rectangle(source, target), target)
+        region_is_empty = x1 >= x2 or y1 >= y2
+        target_is_empty = canvas_x1 >= canvas_x2 or canvas_y1 >= canvas_y2
+        if region_is_empty or target_is_empty:
+            return None
+        region = (x1, y1, x2, y2)
+        target = (canvas_x1, canvas_y1, canvas_x2, canvas_y2)
+        return Patch(patch.index, region, rectangle_to_rectangle(region, target), target)
 
     def _copies(
         self, random: np.random.Generator, placed: Sequence[Patch]
@@ -337,38 +345,41 @@ class Planner:
             slices: the rows of each patch.
             size: height and width of the canvas.
         """
+        # The rows of all patches, the patch of each row, and its image.  [N]
         counts = [rows.stop - rows.start for rows in slices]
-        owner = np.repeat(np.arange(len(patches)), counts)  # patch of each row, [N]
-        if not len(owner):
+        if sum(counts) == 0:
             return np.zeros((0, 5))
         rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in slices])
+        owner = np.repeat(np.arange(len(patches)), counts)
         images = np.array([patch.index for patch in patches])[owner]
 
-        # The boxes on the canvas, as far as they are visible, and the factors of their areas.
-        base = self._base_boxes(rows, images)
+        # The visible parts of the boxes on the canvas, and the factors of their areas.
+        base_boxes = self._base_boxes(rows, images)
         upright = all(patch.target is not None for patch in patches)
         move = moved_boxes_upright if upright else moved_boxes
-        after, stretch = move(base, patches, owner, size)
+        boxes, area_factors = move(base_boxes, patches, owner, size)
 
         # Boxes of polygons fit their visible parts.
         points = self.labels.point_offsets
-        outlined = points[rows + 1] > points[rows]
-        if outlined.any():
-            for k in np.flatnonzero(outlined & (box_areas(after) > 0)).tolist():
-                patch = patches[owner[k]]
-                outline = transformed(self._outline(int(rows[k]), patch.index), patch.matrix)
-                after[k] = polygons.visible_box(outline, visible_window(patch, size))
+        has_outline = points[rows + 1] > points[rows]
+        for k in np.flatnonzero(has_outline & (box_areas(boxes) > 0)).tolist():
+            patch = patches[owner[k]]
+            outline = self._outline(int(rows[k]), patch.index)
+            moved_outline = transformed(outline, patch.matrix)
+            boxes[k] = polygons.visible_box(moved_outline, visible_window(patch, size))
 
         # Rounding may have left them outside.
         height, width = size
-        after = clipped_boxes(after, (0, 0, width, height))
+        boxes = clipped_boxes(boxes, (0, 0, width, height))
 
-        # Drop what is hardly visible, and ignore crowds and what is visible only in part.
-        whole = box_areas(base) * stretch
-        visible = box_areas(after)
+        # Drop what is hardly visible; of a crowd, any part counts.
+        whole = box_areas(base_boxes) * area_factors
+        visible = box_areas(boxes)
         crowd = self.labels.crowd[rows]
-        min_share = np.where(outlined, MIN_AREA_POLYGON, MIN_AREA_BOX)
-        kept = np.where(crowd, visible > 0, keep_mask(whole, after, min_share))
+        min_share = np.where(has_outline, MIN_AREA_POLYGON, MIN_AREA_BOX)
+        kept = np.where(crowd, visible > 0, keep_mask(whole, boxes, min_share))
+
+        # Ignore crowds, and objects that are visible only in part.
         ignored = crowd | (visible < self.min_visible * whole)
         classes = np.where(ignored, IGNORE_CLASS, self.labels.classes[rows])
-        return np.concatenate([classes[kept, None], after[kept]], 1)
+        return np.concatenate([classes[kept, None], boxes[kept]], 1)
