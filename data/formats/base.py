@@ -9,9 +9,7 @@ from data.report import Problem
 
 
 class UnreadableLabelsError(ValueError):
-    """An image has labels, but they cannot be read, so the image is left out. The message names the
-    label file.
-    """
+    """An image has labels that cannot be read, so it is left out. The message names the file."""
 
 
 class ListedImage(NamedTuple):
@@ -66,8 +64,7 @@ class LabelFormat(Protocol):
         """Return the images of a source. Raises ValueError with its path if it cannot be used."""
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
-        """Return the rows of an image of `size` (width, height), with classes numbered as in
-        `names`.
+        """Return the rows of an image of `size` (width, height); classes count as in `names`.
 
         Raises UnreadableLabelsError if the labels cannot be read, and ValueError if the whole data
         set cannot be used, for example because a class is not in `names`.

@@ -31,25 +31,20 @@ SAMPLED_IMAGES = 200  # number of listed images that decide which folder all are
 
 
 class CocoImage(NamedTuple):
-    """One listed image: its path, its id, and its (width, height) if the JSON has them. The file
-    may not exist.
-    """
+    """One listed image, whose file may not exist."""
 
     path: str
     image_id: int
-    declared_size: tuple[int, int] | None
+    declared_size: tuple[int, int] | None  # (width, height) if the JSON has them
 
 
 class CocoFile(NamedTuple):
-    """A COCO JSON: images, the rows of each image, the category id of each class, and the problems.
-
-    dropped_rows: for each image, the number of its annotations that cannot be used.
-    """
+    """The contents of a COCO JSON."""
 
     images: list[CocoImage]
-    rows: list[list[LabelRow]]
-    dropped_rows: list[int]
-    category_ids: list[int]
+    rows: list[list[LabelRow]]  # of each image
+    dropped_rows: list[int]  # for each image, the number of its annotations that cannot be used
+    category_ids: list[int]  # of each class
     problems: list[Problem]
 
 
@@ -85,10 +80,12 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
     categories = _categories(file, document["categories"])
     problems: list[Problem] = []
     listing = _images(file, document["images"], problems)
-    class_of_id = {name: index for index, name in enumerate(names)}
-    class_by_category = {
-        key: class_of_id[name] for key, name in categories.items() if name in class_of_id
-    }
+    class_of_name = {name: index for index, name in enumerate(names)}
+    class_by_category = {}
+    for category_id, name in categories.items():
+        if name in class_of_name:
+            class_by_category[category_id] = class_of_name[name]
+
     rows, dropped = _rows(
         file, document["annotations"], listing, categories, class_by_category, problems
     )
@@ -108,14 +105,15 @@ class CocoJson:
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         file = read_coco_annotations(source, names)
-        images = [
-            ListedImage(image.path, str(source), image.image_id, image.declared_size, rows, dropped)
-            for image, rows, dropped in zip(file.images, file.rows, file.dropped_rows, strict=True)
-        ]
-        return SourceImages(images, file.problems, file.category_ids)
+        listed = []
+        for image, rows, dropped in zip(file.images, file.rows, file.dropped_rows, strict=True):
+            path, image_id, size = image
+            listed.append(ListedImage(path, str(source), image_id, size, rows, dropped))
+        return SourceImages(listed, file.problems, file.category_ids)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
-        return ImageRows(*rows_inside(image.rows, size, printable(image.label_file)))
+        rows, problems = rows_inside(image.rows, size, printable(image.label_file))
+        return ImageRows(rows, problems)
 
 
 def images_root(file: Path, file_names: Sequence[str]) -> Path:
@@ -126,40 +124,40 @@ def images_root(file: Path, file_names: Sequence[str]) -> Path:
     the folder that contains most of the first 200 images, or the first of several with the same
     number.
     """
-    return max(
-        (file.parent / folder for folder in _candidates(file)),
-        key=lambda root: _count_found(root, file_names),
-    )
+    roots = [file.parent / folder for folder in _candidates(file)]
+    return max(roots, key=lambda root: _count_existing(root, file_names))
 
 
 def _candidates(file: Path) -> list[str]:
     """Return the folders that `images_root` tries, relative to the JSON's folder."""
     split = file.stem.removeprefix("instances_")
     inside = ["images", f"images/{split}", split]
-    return [".", *inside, *(f"../{folder}" for folder in inside)]
+    beside = [f"../{folder}" for folder in inside]
+    return [".", *inside, *beside]
 
 
-def _count_found(root: Path, file_names: Sequence[str]) -> int:
+def _count_existing(root: Path, file_names: Sequence[str]) -> int:
     """Return how many of the first images are in `root`."""
-    return sum(os.path.isfile(os.path.join(root, name)) for name in file_names[:SAMPLED_IMAGES])
+    sampled = [os.path.join(root, name) for name in file_names[:SAMPLED_IMAGES]]
+    return sum(map(os.path.isfile, sampled))
 
 
 def rows_inside(
     rows: Sequence[LabelRow], size: tuple[int, int], where: str
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """Return the rows whose box overlaps an image of `size` (width, height), unchanged, also where
-    they extend past it.
+    """Return the rows whose box overlaps an image of `size` (width, height), and problems.
 
-    The problems list the other rows. where: the file, for these problems.
+    The rows are not changed, also where they extend past the image. The problems list the other
+    rows. where: the file, for these problems.
     """
     width, height = size
-    kept, problems = [], []
+    kept = []
+    problems = []
     for row in rows:
         x, y, w, h = row.box_xywh
-        if (
-            min(x + w, width) - max(x, 0) >= MIN_BOX_SIDE
-            and min(y + h, height) - max(y, 0) >= MIN_BOX_SIDE
-        ):
+        visible_width = min(x + w, width) - max(x, 0)
+        visible_height = min(y + h, height) - max(y, 0)
+        if min(visible_width, visible_height) >= MIN_BOX_SIDE:
             kept.append(row)
         else:
             reason = f"bbox [{x:g}, {y:g}, {w:g}, {h:g}] is outside its image of {width}x{height}"
@@ -175,12 +173,11 @@ def _load(file: Path) -> dict[str, list]:
     except RecursionError:
         raise ValueError(f"{printable(file)}: nested too deeply") from None
     except ValueError as error:
-        reason = (
-            str(error)
-            if printable(file) in str(error)
-            else f"{printable(file)}: not JSON: {excerpt(str(error), 200)}"
-        )
+        reason = str(error)
+        if printable(file) not in reason:
+            reason = f"{printable(file)}: not JSON: {excerpt(reason, 200)}"
         raise ValueError(reason) from None
+
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
             raise ValueError(f"{printable(file)} is not a COCO JSON: it has no list '{key}'")
@@ -188,12 +185,14 @@ def _load(file: Path) -> dict[str, list]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError if a key appears twice, because readers disagree on
-    its value.
+    """Return a JSON object.
+
+    Raises ValueError if a key appears twice, because readers disagree on its value.
     """
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        counts = Counter(key for key, _ in pairs)
+        repeated = next(key for key in counts if counts[key] > 1)
         raise ValueError(
             f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(repeated)}' "
             "twice"
@@ -202,16 +201,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return `value` if it is an integer that every JSON reader keeps exactly (7.0 counts as 7),
-    otherwise None.
+    """Return the value if it is a whole number that every JSON reader keeps exactly, else None.
+
+    7.0 counts as 7.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-        else None
-    )
+    is_exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return value if is_exact else None
 
 
 def _brief(value: Any) -> str:
@@ -219,29 +216,35 @@ def _brief(value: Any) -> str:
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
-        inner = [
-            "..." if isinstance(entry, (list, dict)) else excerpt(repr(entry), 20)
-            for entry in value[:5]
-        ]
-        return "[" + ", ".join(inner + ["..."] * (len(value) > 5)) + "]"
+        inner = []
+        for entry in value[:5]:
+            is_nested = isinstance(entry, (list, dict))
+            inner.append("..." if is_nested else excerpt(repr(entry), 20))
+        if len(value) > 5:
+            inner.append("...")
+        return f"[{', '.join(inner)}]"
     return excerpt(repr(value))
 
 
 def _categories(file: Path, entries: list) -> dict[int, str]:
-    """Return names by category id. Raises ValueError for any error, since it could give every box a
-    wrong class.
+    """Return names by category id.
+
+    Raises ValueError for any error, since it could give every box a wrong class.
     """
     categories: dict[int, str] = {}
     seen_names: set[str] = set()
     for position, entry in enumerate(entries):
-        key = _whole_number(entry.get("id")) if isinstance(entry, dict) else None
-        name = entry.get("name") if isinstance(entry, dict) else None
+        fields = entry if isinstance(entry, dict) else {}
+        category_id = _whole_number(fields.get("id"))
+        name = fields.get("name")
+
         where = f"{printable(file)} categories[{position}]"
-        if key is None or not isinstance(name, str):
+        if category_id is None or not isinstance(name, str):
             raise ValueError(f"{where} must have a whole number 'id' and a text 'name'")
-        if key in categories or name in seen_names:
-            raise ValueError(f"{where}: id {key} or name '{excerpt(name)}' appears twice")
-        categories[key] = name
+        if category_id in categories or name in seen_names:
+            raise ValueError(f"{where}: id {category_id} or name '{excerpt(name)}' appears twice")
+
+        categories[category_id] = name
         seen_names.add(name)
     return categories
 
@@ -249,12 +252,14 @@ def _categories(file: Path, entries: list) -> dict[int, str]:
 def _category_ids(
     class_by_category: dict[int, int], categories: dict[int, str], num_classes: int
 ) -> list[int]:
-    ids = {class_index: key for key, class_index in class_by_category.items()}
-    unused = max([0, *categories])
-    return [ids[index] if index in ids else unused + 1 + index for index in range(num_classes)]
+    """Return the id of each class; of one without a category, an id that no category has."""
+    ids = {class_index: category_id for category_id, class_index in class_by_category.items()}
+    first_unused = max([0, *categories]) + 1
+    return [ids.get(index, first_unused + index) for index in range(num_classes)]
 
 
 def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
+    """Return the usable images of the list; the others are added to `problems`."""
     first_ids: dict[str, int] = {}  # of each file name, in the order of the file
     names: dict[int, str] = {}
     sizes: dict[int, tuple[int, int] | None] = {}
@@ -285,37 +290,48 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
             problems.append(Problem(NOTE, where, reason))
         names[image_id] = name
         sizes[image_id] = size
+
+    # The folder of the images.
     file_names = list(first_ids)
     root = images_root(file, file_names)
-    if file_names and not _count_found(root, file_names):
-        sampled = min(len(file_names), SAMPLED_IMAGES)
-        first = (
-            f"{counted(sampled, 'image')} tried, such as {excerpt(file_names[0], 100)}: not found"
-        )
-        tried = (
-            f"folders tried in {printable(file.parent)}: "
-            f"{', '.join(map(printable, _candidates(file)))}"
-        )
-        problems.append(Problem(IMAGES_NOT_FOUND, printable(file), f"{first}; {tried}"))
-    images = [
-        CocoImage(os.path.abspath(os.path.join(root, name)), key, sizes[key])
-        for name, key in first_ids.items()
-    ]
+    if file_names and not _count_existing(root, file_names):
+        problems.append(_images_not_found(file, file_names))
+
+    # Each image once, and the place of each id in that list.
+    images = []
+    for name, first_id in first_ids.items():
+        path = os.path.abspath(os.path.join(root, name))
+        images.append(CocoImage(path, first_id, sizes[first_id]))
     index_of_name = {name: index for index, name in enumerate(first_ids)}
     index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}
     return ListedImages(images, index_of_id, ambiguous)
 
 
+def _images_not_found(file: Path, file_names: Sequence[str]) -> Problem:
+    """Return the problem of a COCO JSON none of whose images is in a folder of `_candidates`."""
+    sampled = counted(min(len(file_names), SAMPLED_IMAGES), "image")
+    first = f"{sampled} tried, such as {excerpt(file_names[0], 100)}: not found"
+    folders = ", ".join(map(printable, _candidates(file)))
+    tried = f"folders tried in {printable(file.parent)}: {folders}"
+    return Problem(IMAGES_NOT_FOUND, printable(file), f"{first}; {tried}")
+
+
 def _declared_size(entry: dict[str, Any]) -> tuple[int, int] | None:
     """Return (width, height) of an image entry, None if it has no valid ones."""
-    width, height = _whole_number(entry.get("width")), _whole_number(entry.get("height"))
-    return (width, height) if width and height and min(width, height) > 0 else None
+    width = _whole_number(entry.get("width"))
+    height = _whole_number(entry.get("height"))
+    if width is None or height is None or min(width, height) <= 0:
+        return None
+    return width, height
 
 
 def _image_entry(entry: Any) -> tuple[int, str]:
+    """Return the id and the path of an image entry. Raises BadRowError."""
     if not isinstance(entry, dict):
         raise BadRowError("not an object")
-    image_id, name = _whole_number(entry.get("id")), entry.get("file_name")
+
+    image_id = _whole_number(entry.get("id"))
+    name = entry.get("file_name")
     if image_id is None:
         raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
     if not isinstance(name, str) or not name:
@@ -338,6 +354,14 @@ def _rows(
     problems: list[Problem],
 ) -> tuple[list[list[LabelRow]], list[int]]:
     """Return the rows of each image, and the number of its annotations that were dropped.
+
+    Args:
+        file: the COCO JSON.
+        entries: its annotations.
+        listing: its images.
+        categories: names by category id.
+        class_by_category: the class of each category that is in `names` of the data YAML.
+        problems: the annotations and polygons that are dropped are added to it.
 
     Raises ValueError if a category in use is not in `names` of the data YAML, or an image id in use
     is that of two files.
@@ -365,11 +389,13 @@ def _rows(
             if image_id in listing.index_of_id:
                 dropped[listing.index_of_id[image_id]] += 1
             continue
-        points, reason = (
-            (None, "") if row.crowd else _polygon(entry.get("segmentation"), row.box_xywh)
-        )
-        if reason:
-            problems.append(Problem(POLYGON_DROPPED, where, reason))
+
+        # The polygon, and notes.
+        points = None
+        if not row.crowd:
+            points, reason = _polygon(entry.get("segmentation"), row.box_xywh)
+            if reason:
+                problems.append(Problem(POLYGON_DROPPED, where, reason))
         _note_area(entry, row, where, problems)
         rows[index].append(row._replace(points=points))
     return rows, dropped
@@ -381,20 +407,19 @@ def _without_duplicates(
     """Return the rows of an image without exact duplicates, which are reported."""
     first_rows: dict[tuple[Any, ...], LabelRow] = {}
     for row in rows:
-        first = first_rows.setdefault((row.class_index, row.crowd, row.box_xywh), row)
+        content = (row.class_index, row.crowd, row.box_xywh)
+        first = first_rows.setdefault(content, row)
         if first is not row:
-            same = (
-                "another one with this id" if first.number == row.number else _place(first.number)
-            )
+            same = _place(first.number)
+            if first.number == row.number:
+                same = "another one with this id"
             where = f"{printable(file)} {_place(row.number)}"
             problems.append(Problem(ROW_DUPLICATE, where, f"the same as {same}"))
     return list(first_rows.values())
 
 
 def _annotation_number(entry: Any, position: int) -> int | str:
-    """Return the id of an annotation, or its place in the file if the id is missing or not a whole
-    number.
-    """
+    """Return the id of an annotation, or its place in the file if the id is no whole number."""
     number = _whole_number(entry.get("id")) if isinstance(entry, dict) else None
     return f"annotations[{position}]" if number is None else number
 
@@ -405,9 +430,7 @@ def _place(number: int | str) -> str:
 
 
 def _meant_image_id(entry: Any) -> int | None:
-    """Return the image id that an unusable annotation is about, also if it is written as a text;
-    None if unknown.
-    """
+    """Return the image id of an unusable annotation, also if it is a text; None if unknown."""
     image_id = entry.get("image_id") if isinstance(entry, dict) else None
     if isinstance(image_id, str) and re.fullmatch("[0-9]{1,15}", image_id):
         return int(image_id)
@@ -415,8 +438,9 @@ def _meant_image_id(entry: Any) -> int | None:
 
 
 def _image_index(listing: ListedImages, entry: dict[str, Any], where: str) -> int:
-    """Return the place of an annotation's image. Raises ValueError if its id is that of two
-    files.
+    """Return the place of an annotation's image.
+
+    Raises ValueError if its id is that of two files.
     """
     index: int = _look_up(listing.index_of_id, entry.get("image_id"), "image_id", "images")
     image_id = _whole_number(entry.get("image_id"))
@@ -429,6 +453,7 @@ def _image_index(listing: ListedImages, entry: dict[str, Any], where: str) -> in
 
 
 def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
+    """Return the value of a key as the JSON has it. Raises BadRowError if the table lacks it."""
     number = _whole_number(key)
     if number is None or number not in table:
         raise BadRowError(f"{what} {_brief(key)} is not among the file's {where}")
@@ -436,12 +461,10 @@ def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
 
 
 def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow:
+    """Return the row of an annotation, without its polygon. Raises BadRowError."""
+    # The box.
     bbox = entry.get("bbox")
-    if (
-        not isinstance(bbox, list)
-        or len(bbox) != 4
-        or not all(_is_coordinate(value) for value in bbox)
-    ):
+    if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_coordinate, bbox)):
         raise BadRowError(
             f"bbox is {_brief(bbox)}, must be four finite numbers: left, top, width, height"
         )
@@ -450,10 +473,14 @@ def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow
         raise BadRowError(
             f"bbox has width {w:g} and height {h:g}, must be at least {MIN_BOX_SIDE:g}"
         )
+
     crowd = entry.get("iscrowd", 0)
     if crowd not in (0, 1):
         raise BadRowError(f"iscrowd is {_brief(crowd)}, must be 0 or 1")
-    area = float(entry["area"]) if _is_area(entry.get("area")) else w * h
+
+    area = w * h
+    if _is_area(entry.get("area")):
+        area = float(entry["area"])
     return LabelRow(class_index, (x, y, w, h), area, bool(crowd), None, number)
 
 
@@ -470,23 +497,24 @@ def _is_area(value: Any) -> bool:
 
 
 def _note_area(entry: dict[str, Any], row: LabelRow, where: str, problems: list[Problem]) -> None:
+    """Add a note if the area of an annotation cannot be used."""
     area = entry.get("area")
     if area is not None and not _is_area(area):
-        problems.append(
-            Problem(
-                NOTE, where, f"area is {_brief(area)}, replaced by width x height = {row.area:g}"
-            )
-        )
+        reason = f"area is {_brief(area)}, replaced by width x height = {row.area:g}"
+        problems.append(Problem(NOTE, where, reason))
 
 
 def _polygon(
     segmentation: Any, box_xywh: tuple[float, float, float, float]
 ) -> tuple[np.ndarray | None, str]:
-    """Return the only part of a segmentation as float32 [k, 2], or None and, if it is invalid, the
-    reason.
+    """Return the only part of a segmentation as float32 [k, 2], or None and why it is invalid.
+
+    The reason is "" if there is no single part: then the annotation has only its box.
     """
     if not isinstance(segmentation, list) or len(segmentation) != 1:
         return None, ""
+
+    # Its numbers x, y, x, y, ...
     try:
         values = np.array(segmentation[0])
     except ValueError:
@@ -494,20 +522,17 @@ def _polygon(
     # strings are rejected too, although NumPy could convert them
     if values.dtype.kind not in "iuf":
         return None, "segmentation contains a value that is not a number"
-    if (
-        values.ndim != 1
-        or len(values) < 6
-        or len(values) % 2
-        or not (np.abs(values) < MAX_PIXELS).all()
-    ):
+    is_polygon = values.ndim == 1 and len(values) >= 6 and len(values) % 2 == 0
+    if not is_polygon or not (np.abs(values) < MAX_PIXELS).all():
         return None, "segmentation must be x, y of at least 3 points, all finite"
     points = values.reshape(-1, 2)
+
+    # It must have the extent of its bbox.
     x, y, w, h = box_xywh
     extent = np.concatenate([points.min(0), points.max(0)])
+    difference = np.abs(extent - (x, y, x + w, y + h)).max()
     pixels, share = POLYGON_SLACK
-    if np.abs(extent - (x, y, x + w, y + h)).max() > max(pixels, share * max(w, h)):
-        return (
-            None,
-            f"segmentation spans {np.round(extent, 1).tolist()}, which differs from its bbox",
-        )
+    if difference > max(pixels, share * max(w, h)):
+        spans = np.round(extent, 1).tolist()
+        return None, f"segmentation spans {spans}, which differs from its bbox"
     return points.astype(np.float32), ""

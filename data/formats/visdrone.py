@@ -1,5 +1,6 @@
-"""VisDrone-DET: a text file for each image,
-`left,top,width,height,score,category,truncation,occlusion` in pixels.
+"""VisDrone-DET: a text file for each image, with a row of eight whole numbers for each object.
+
+`left,top,width,height,score,category,truncation,occlusion`, in pixels.
 """
 
 import os
@@ -21,8 +22,9 @@ START_BYTES = 4096  # of a label file, to see whether it has such rows
 
 
 class VisDrone:
-    """Reads folders `images` beside a folder `annotations` of such files, unless an image has
-    YOLO's .txt file.
+    """Reads folders `images` beside a folder `annotations` of such files.
+
+    An image with YOLO's .txt file makes the folder one of that format.
     """
 
     lists_images = False
@@ -31,7 +33,7 @@ class VisDrone:
     def accepts(self, source: Path) -> bool:
         if not os.path.isdir(source) or has_yolo_labels(source):
             return False
-        return any(map(_has_rows, map(annotation_path, walk_images(source))))
+        return any(_has_rows(annotation_path(image)) for image in walk_images(source))
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         if len(names) != CLASSES:
@@ -39,19 +41,17 @@ class VisDrone:
             raise ValueError(
                 f"{where}, but names has {len(names)}: use the names in data/VisDrone.yaml"
             )
-        found = find_images(source)
-        return SourceImages(
-            [ListedImage(image, annotation_path(image)) for image in found.images], found.problems
-        )
+        paths, problems = find_images(source)
+        images = [ListedImage(path, annotation_path(path)) for path in paths]
+        return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         try:
             data = label_bytes(image.label_file)
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
-        return parse_visdrone(data or b"", image.label_file, size)._replace(
-            has_labels=data is not None
-        )
+        parsed = parse_visdrone(data or b"", image.label_file, size)
+        return parsed._replace(has_labels=data is not None)
 
 
 def annotation_path(image: str) -> str:
@@ -61,13 +61,14 @@ def annotation_path(image: str) -> str:
     ('/a/VisDrone2019-DET-val/annotations/1.txt', '/a/b/1.txt')
     """
     stem = os.path.splitext(image)[0]
-    before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
-    return f"{before}{os.sep}annotations{os.sep}{after}.txt" if found else f"{stem}.txt"
+    before, images, after = stem.rpartition(f"{os.sep}images{os.sep}")
+    if not images:
+        return f"{stem}.txt"
+    return f"{before}{os.sep}annotations{os.sep}{after}.txt"
 
 
 def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
-    """Return the rows of one label file in pixels of an image of `size` (width, height), and the
-    problems.
+    """Return the rows of a label file in pixels of an image of `size` (width, height).
 
     Category k is class k - 1. A row with score 0 is an ignore region of its class; an ignored
     region (category 0) and another object (11) is one of every class. What is outside the image is
@@ -76,6 +77,7 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
         return ImageRows([], in_utf_16)
+
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[int, ...], int] = {}
@@ -88,21 +90,26 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
             if not 0 <= category <= CLASSES + 1:
                 raise ValueError(f"{where}: category {category}, but VisDrone has 0-{CLASSES + 1}")
             values = (left, top, width, height, score, category)
-            if (first := first_line.setdefault(values, number)) != number:
+            first = first_line.setdefault(values, number)
+            if first != number:
                 problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
                 continue
             box, outside = _clipped(left, top, width, height, size)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
             continue
-        region = category in REGION_CATEGORIES
-        classes = range(CLASSES) if region else [category - 1]
-        crowd = region or score == 0
-        rows.extend(LabelRow(each, box, box[2] * box[3], crowd, None, number) for each in classes)
+
+        is_region = category in REGION_CATEGORIES
+        classes = range(CLASSES) if is_region else [category - 1]
+        crowd = is_region or score == 0
+        _, _, box_width, box_height = box
+        area = box_width * box_height
+        for class_index in classes:
+            rows.append(LabelRow(class_index, box, area, crowd, None, number))
+
         if outside:
-            problems.append(
-                Problem(ROW_CLIPPED, where, f"was outside the image by {outside} pixels")
-            )
+            reason = f"was outside the image by {outside} pixels"
+            problems.append(Problem(ROW_CLIPPED, where, reason))
     return ImageRows(rows, problems)
 
 
@@ -128,18 +135,23 @@ def _values(line: bytes) -> list[int]:
 def _clipped(
     left: int, top: int, width: int, height: int, size: tuple[int, int]
 ) -> tuple[tuple[float, float, float, float], int]:
-    """Return the box as left, top, width, height inside the image, and by how many pixels it was
-    outside.
+    """Return the part of a box inside the image, and by how many pixels the box was outside.
+
+    The box is left, top, width, height, before and after. Raises BadRowError if nothing is inside.
     """
     if min(width, height) < 1:
         raise BadRowError(f"box has width {width} and height {height}, must be positive")
-    right, bottom = left + width, top + height
-    x, y = max(left, 0), max(top, 0)
-    w, h = min(right, size[0]) - x, min(bottom, size[1]) - y
+
+    image_width, image_height = size
+    right = left + width
+    bottom = top + height
+    x = max(left, 0)
+    y = max(top, 0)
+    w = min(right, image_width) - x
+    h = min(bottom, image_height) - y
     if min(w, h) < MIN_BOX_SIDE:
-        raise BadRowError(
-            f"box {left},{top},{width},{height} is outside its image of {size[0]}x{size[1]}"
-        )
-    return (float(x), float(y), float(w), float(h)), max(
-        -left, -top, right - size[0], bottom - size[1], 0
-    )
+        box = f"{left},{top},{width},{height}"
+        raise BadRowError(f"box {box} is outside its image of {image_width}x{image_height}")
+
+    outside = max(-left, -top, right - image_width, bottom - image_height, 0)
+    return (float(x), float(y), float(w), float(h)), outside

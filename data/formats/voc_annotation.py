@@ -1,5 +1,6 @@
-"""One annotation file of Pascal VOC as plain fields. The XML is data: no DTD, no entity, nothing
-outside the file.
+"""One annotation file of Pascal VOC as plain fields.
+
+The XML is data: no DTD, no entity, nothing outside the file.
 """
 
 from typing import Any, NamedTuple, NoReturn
@@ -9,32 +10,32 @@ MAX_BYTES = 4 * 1024 * 1024  # some 10,000 objects
 MAX_DEPTH = 32  # elements inside each other; Pascal VOC has 5
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 OBJECT = ("annotation", "object")
+# path of an element -> the field that has its text
 OBJECT_FIELDS: dict[tuple[str, ...], str] = {
-    (*OBJECT, name): name for name in ("name", "difficult")
+    (*OBJECT, "name"): "name",
+    (*OBJECT, "difficult"): "difficult",
 }
 OBJECT_FIELDS |= {(*OBJECT, "bndbox", corner): corner for corner in CORNERS}
 SIZE_FIELDS: dict[tuple[str, ...], str] = {
-    ("annotation", "size", side): side for side in ("width", "height")
+    ("annotation", "size", "width"): "width",
+    ("annotation", "size", "height"): "height",
 }
 
 
 class AnnotationError(ValueError):
-    """The file is refused. The message is the reason, after the line (0: unknown) where it was
-    found.
-    """
+    """The file is refused, for the reason in the message."""
 
     def __init__(self, reason: str, line: int = 0) -> None:
+        """line: where the reason was noticed, 0 if unknown."""
         super().__init__(reason)
         self.line = line
 
 
 class VocObject(NamedTuple):
-    """The texts of one <object>, by name of the element, without those that are absent; `line` is
-    where it begins.
-    """
+    """The texts of one <object>."""
 
-    line: int
-    fields: dict[str, str]
+    line: int  # where it begins
+    fields: dict[str, str]  # by name of the element, without those that are absent
     repeated: list[str]  # names of elements that appear more than once
 
 
@@ -46,16 +47,16 @@ class VocAnnotation(NamedTuple):
 
 
 def parse_annotation(data: bytes) -> VocAnnotation:
-    """Return the fields of an annotation file. UTF-8, or as marked at its start UTF-16 or
-    ISO-8859-1.
+    """Return the fields of an annotation file.
 
-    The objects of a <part> and all other elements are ignored. XML's five own entities (&amp; ...)
+    It is in UTF-8, or as marked at its start in UTF-16 or ISO-8859-1. The objects of a <part> and all other elements are ignored. XML's five own entities (&amp; ...)
     and characters by number are text; a file with a DTD is refused, so no others can be defined.
     Raises AnnotationError if the file is not such an annotation, or is larger or nested deeper than
     the limits.
     """
     if len(data) > MAX_BYTES:
         raise AnnotationError(f"has more than {MAX_BYTES // 2**20} MiB")
+
     collector = _Collector(_encoding(data))
     try:
         collector.parser.Parse(data, True)
@@ -65,23 +66,25 @@ def parse_annotation(data: bytes) -> VocAnnotation:
 
 
 def _encoding(data: bytes) -> str:
-    """Return an encoding that expat itself knows: others would be looked up among Python's
-    codecs.
-    """
+    """Return an encoding that expat itself knows: Python's codecs would be asked for others."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
-    declaration = data[:200].partition(b"?>")[0].lower() if data.startswith(b"<?xml") else b""
-    return "ISO-8859-1" if b"iso-8859-1" in declaration else "UTF-8"
+    if data.startswith(b"<?xml"):
+        declaration = data[:200].partition(b"?>")[0].lower()
+        if b"iso-8859-1" in declaration:
+            return "ISO-8859-1"
+    return "UTF-8"
 
 
 class _Collector:
-    """Expat's handlers, and what they have found so far."""
+    """Expat's handlers, and what they have collected so far."""
 
     def __init__(self, encoding: str) -> None:
         self.size: dict[str, str] = {}
         self.objects: list[VocObject] = []
         self.path: tuple[str, ...] = ()
         self.text: list[str] = []
+
         self.parser = expat.ParserCreate(encoding)
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self.start
@@ -99,6 +102,7 @@ class _Collector:
             )
         if len(self.path) > MAX_DEPTH:
             raise AnnotationError(f"nested more than {MAX_DEPTH} elements deep", self.line)
+
         if self.path == OBJECT:
             self.objects.append(VocObject(self.line, {}, []))
         if self.path in OBJECT_FIELDS or self.path in SIZE_FIELDS:
@@ -110,13 +114,14 @@ class _Collector:
 
     def end(self, _: str) -> None:
         text = "".join(self.text).strip()
-        if name := OBJECT_FIELDS.get(self.path):
-            found = self.objects[-1]
-            if name in found.fields:
-                found.repeated.append(name)
-            found.fields[name] = text
-        elif name := SIZE_FIELDS.get(self.path):
-            self.size[name] = text
+        if self.path in OBJECT_FIELDS:
+            name = OBJECT_FIELDS[self.path]
+            voc_object = self.objects[-1]
+            if name in voc_object.fields:
+                voc_object.repeated.append(name)
+            voc_object.fields[name] = text
+        elif self.path in SIZE_FIELDS:
+            self.size[SIZE_FIELDS[self.path]] = text
         self.path = self.path[:-1]
 
     def refuse_dtd(self, *_: Any) -> NoReturn:

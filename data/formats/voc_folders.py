@@ -17,17 +17,14 @@ START_BYTES = 4096  # of a list, to see whether it has ids
 
 
 def is_image_set(file: Path) -> bool:
-    """Whether `file` is a list of image ids, ROOT/ImageSets/Main/*.txt with the images in
-    ROOT/JPEGImages.
+    """Whether `file` is a list of image ids, ROOT/ImageSets/Main/*.txt beside ROOT/JPEGImages.
 
     A list of image paths in such a folder is none: it can be read as any other list.
     """
-    if (
-        file.suffix.lower() != ".txt"
-        or file.parent.parent.name != LISTS
-        or not _images_folder(file).is_dir()
-    ):
+    is_list = file.suffix.lower() == ".txt" and file.parent.parent.name == LISTS
+    if not is_list or not _images_folder(file).is_dir():
         return False
+
     try:
         if not file.is_file():
             return False
@@ -39,19 +36,19 @@ def is_image_set(file: Path) -> bool:
 
 
 def images_of_set(file: Path) -> ImageFiles:
-    """Return the images of a list of ids, sorted by path. A column of -1, 0 or 1 after the ids is
-    ignored.
+    """Return the images of a list of ids, sorted by path.
 
-    Lines whose image is missing or was listed before are reported. Raises ValueError if the list
+    A column of -1, 0 or 1 after the ids is ignored. Lines whose image is missing or was listed before are reported. Raises ValueError if the list
     cannot be read.
     """
+    # The image of each id; of several with the same id, the first by name.
     folder = _images_folder(file)
-    names = {
-        os.path.splitext(name)[0]: name
-        for name in sorted(os.listdir(folder), reverse=True)
-        if is_image_name(name)
-    }
-    found: dict[str, int] = {}
+    names = {}
+    for name in sorted(os.listdir(folder), reverse=True):
+        if is_image_name(name):
+            names[os.path.splitext(name)[0]] = name
+
+    line_of_id: dict[str, int] = {}
     problems: list[Problem] = []
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
@@ -59,15 +56,16 @@ def images_of_set(file: Path) -> ImageFiles:
         image_id = _image_id(line.strip(), names)
         if image_id not in names:
             reason = f"no image '{excerpt(image_id, 100)}' with any suffix in {printable(folder)}"
-        elif image_id in found:
-            reason = (
-                f"image '{excerpt(image_id, 100)}' was already listed in line {found[image_id]}"
-            )
+        elif image_id in line_of_id:
+            first = line_of_id[image_id]
+            reason = f"image '{excerpt(image_id, 100)}' was already listed in line {first}"
         else:
-            found[image_id] = number
+            line_of_id[image_id] = number
             continue
         problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
-    return ImageFiles(sorted(str(folder / names[image_id]) for image_id in found), problems)
+
+    paths = [str(folder / names[image_id]) for image_id in line_of_id]
+    return ImageFiles(sorted(paths), problems)
 
 
 def xml_of_set(file: Path, image: str) -> str:
@@ -76,8 +74,9 @@ def xml_of_set(file: Path, image: str) -> str:
 
 
 def xml_of_image(folder: str, image: str) -> str:
-    """Return the XML file of an image in `folder`: the first of `_xml_paths` that exists, else the
-    first of all.
+    """Return the XML file of an image in `folder`.
+
+    It is the first of `_xml_paths` that exists, otherwise the first of all.
     """
     paths = _xml_paths(folder, image)
     return next(filter(os.path.lexists, paths), paths[0])
@@ -85,7 +84,11 @@ def xml_of_image(folder: str, image: str) -> str:
 
 def first_xml(folder: str, images: Iterable[str]) -> str:
     """Return the XML file of the first of these images in `folder` that has one, "" if none has."""
-    return next(filter(os.path.lexists, (xml_of_image(folder, image) for image in images)), "")
+    for image in images:
+        xml = xml_of_image(folder, image)
+        if os.path.lexists(xml):
+            return xml
+    return ""
 
 
 def _images_folder(file: Path) -> Path:
@@ -93,16 +96,20 @@ def _images_folder(file: Path) -> Path:
 
 
 def _image_id(line: str, names: dict[str, str]) -> str:
-    """Return the id in a line, without the second column. An id may contain spaces, so the whole
-    line is tried first.
+    """Return the id in a line, without the second column.
+
+    An id may contain spaces, so the whole line is tried first.
 
     >>> _image_id("000005 -1", {"000005": "000005.jpg"})
     '000005'
     >>> _image_id("photo 1", {"photo 1": "photo 1.jpg"})
     'photo 1'
     """
+    if line in names:
+        return line
     before, _, last = line.replace("\t", " ").rpartition(" ")
-    return before.strip() if line not in names and last in COLUMN and before else line
+    has_column = before and last in COLUMN
+    return before.strip() if has_column else line
 
 
 def _xml_paths(folder: str, image: str) -> list[str]:
@@ -116,14 +123,22 @@ def _xml_paths(folder: str, image: str) -> list[str]:
     >>> _xml_paths("/a/images/b", "/a/images/b/1.jpg")[-1]
     '/a/annotations/b/1.xml'
     """
+    # Beside the image.
     stem = os.path.splitext(image)[0]
-    parent, parts = os.path.dirname(folder), stem.split(os.sep)
+    paths = [f"{stem}.xml"]
+
+    # In an annotations folder beside `folder`.
+    parent = os.path.dirname(folder)
     inside = os.path.relpath(stem, folder)
-    paths = [f"{stem}.xml", *(os.path.join(parent, name, f"{inside}.xml") for name in ANNOTATIONS)]
-    last = max(
-        (index for index, part in enumerate(parts[:-1]) if part in IMAGE_FOLDERS), default=None
-    )
-    if last is not None:
-        replaced = (os.sep.join([*parts[:last], name, *parts[last + 1 :]]) for name in ANNOTATIONS)
-        paths += [path for path in (f"{each}.xml" for each in replaced) if path not in paths]
-    return paths
+    for name in ANNOTATIONS:
+        paths.append(os.path.join(parent, name, f"{inside}.xml"))
+
+    # In an annotations folder in place of the last images folder.
+    parts = stem.split(os.sep)
+    image_folders = [index for index, part in enumerate(parts[:-1]) if part in IMAGE_FOLDERS]
+    if image_folders:
+        last = image_folders[-1]
+        for name in ANNOTATIONS:
+            replaced = [*parts[:last], name, *parts[last + 1 :]]
+            paths.append(f"{os.sep.join(replaced)}.xml")
+    return list(dict.fromkeys(paths))

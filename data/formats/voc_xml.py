@@ -1,5 +1,6 @@
-"""Pascal VOC: an XML file for each image, `xmin ymin xmax ymax` in pixels, counted from 1, the last
-ones included.
+"""Pascal VOC: an XML file for each image.
+
+Boxes are `xmin ymin xmax ymax` in pixels, counted from 1, the last ones included.
 """
 
 import os
@@ -50,16 +51,12 @@ class VocXml:
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         if os.path.isdir(source):
-            found = find_images(source, labels=frozenset({".xml"}))
-            return SourceImages(
-                [ListedImage(image, xml_of_image(str(source), image)) for image in found.images],
-                found.problems,
-            )
-        found = images_of_set(source)
-        return SourceImages(
-            [ListedImage(image, xml_of_set(source, image)) for image in found.images],
-            found.problems,
-        )
+            paths, problems = find_images(source, labels=frozenset({".xml"}))
+            images = [ListedImage(path, xml_of_image(str(source), path)) for path in paths]
+        else:
+            paths, problems = images_of_set(source)
+            images = [ListedImage(path, xml_of_set(source, path)) for path in paths]
+        return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
@@ -90,34 +87,34 @@ def parse_xml_file(
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[int, tuple[float, ...], bool], int] = {}
-    for found in annotation.objects:
-        where = f"{printable(file)} line {found.line}"
+    for voc_object in annotation.objects:
+        line = voc_object.line
+        where = f"{printable(file)} line {line}"
         try:
-            class_index = _class_index(found, names, where)
-            corners = _corners(found)
-            difficult = _is_difficult(found)
-            if (
-                first := first_line.setdefault((class_index, corners, difficult), found.line)
-            ) != found.line:
-                problems.append(
-                    Problem(ROW_DUPLICATE, where, f"the same as the object in line {first}")
-                )
+            class_index = _class_index(voc_object, names, where)
+            corners = _corners(voc_object)
+            difficult = _is_difficult(voc_object)
+            first = first_line.setdefault((class_index, corners, difficult), line)
+            if first != line:
+                reason = f"the same as the object in line {first}"
+                problems.append(Problem(ROW_DUPLICATE, where, reason))
                 continue
-            row, outside = _row(class_index, corners, difficult, size, found.line)
+            row, outside = _row(class_index, corners, difficult, size, line)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
             continue
+
         rows.append(row)
         if outside:
-            problems.append(
-                Problem(ROW_CLIPPED, where, f"was outside the image by {outside:g} pixels")
-            )
+            reason = f"was outside the image by {outside:g} pixels"
+            problems.append(Problem(ROW_CLIPPED, where, reason))
     return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
 
 
 def _xml_bytes(file: str) -> bytes | None:
-    """Return the contents of an XML file, None if it does not exist. Raises ValueError if it cannot
-    be read.
+    """Return the contents of an XML file, None if it does not exist.
+
+    Raises ValueError if it cannot be read.
     """
     if os.path.exists(file) and os.path.getsize(file) > MAX_BYTES:
         raise ValueError(f"{printable(file)} has more than {MAX_BYTES // 2**20} MiB")
@@ -125,18 +122,23 @@ def _xml_bytes(file: str) -> bytes | None:
 
 
 def _declared_size(fields: dict[str, str]) -> tuple[int, int] | None:
-    """Return (width, height) of the image as <size> says, None if it does not: some programs write
-    0.
+    """Return (width, height) as <size> says, None if it does not: some programs write 0."""
+    width = fields.get("width", "")
+    height = fields.get("height", "")
+    for side in (width, height):
+        if not re.fullmatch(r"[0-9]{1,9}", side) or int(side) == 0:
+            return None
+    return int(width), int(height)
+
+
+def _class_index(voc_object: VocObject, names: Sequence[str], where: str) -> int:
+    """Return the class of an object.
+
+    Raises BadRowError if it has none, and ValueError if its class is not in `names`.
     """
-    sides = [fields.get(side, "") for side in ("width", "height")]
-    width, height = (int(side) if re.fullmatch(r"[0-9]{1,9}", side) else 0 for side in sides)
-    return (width, height) if width and height else None
-
-
-def _class_index(found: VocObject, names: Sequence[str], where: str) -> int:
-    if found.repeated:
-        raise BadRowError(f"the object has <{found.repeated[0]}> twice")
-    name = found.fields.get("name", "")
+    if voc_object.repeated:
+        raise BadRowError(f"the object has <{voc_object.repeated[0]}> twice")
+    name = voc_object.fields.get("name", "")
     if not name:
         raise BadRowError("the object has no <name>")
     if name not in names:
@@ -147,23 +149,26 @@ def _class_index(found: VocObject, names: Sequence[str], where: str) -> int:
     return names.index(name)
 
 
-def _corners(found: VocObject) -> tuple[float, ...]:
-    """Return xmin, ymin, xmax, ymax as in the file."""
-    texts = [found.fields.get(corner, "") for corner in CORNERS]
-    for corner, text in zip(CORNERS, texts, strict=True):
+def _corners(voc_object: VocObject) -> tuple[float, ...]:
+    """Return xmin, ymin, xmax, ymax as in the file. Raises BadRowError."""
+    values = []
+    for corner in CORNERS:
+        text = voc_object.fields.get(corner, "")
         if not text:
             raise BadRowError(f"the object has no <{corner}> in a <bndbox>")
         if not NUMBER.fullmatch(text) or abs(float(text)) >= MAX_PIXELS:
             raise BadRowError(f"{corner} is '{excerpt(text)}', must be a number of pixels")
-    left, top, right, bottom = map(float, texts)
+        values.append(float(text))
+
+    left, top, right, bottom = values
     for low, high, axis in ((left, right, "x"), (top, bottom, "y")):
         if high < low:
             raise BadRowError(f"{axis}max {high:g} is less than {axis}min {low:g}")
     return left, top, right, bottom
 
 
-def _is_difficult(found: VocObject) -> bool:
-    text = found.fields.get("difficult", "") or "0"
+def _is_difficult(voc_object: VocObject) -> bool:
+    text = voc_object.fields.get("difficult", "") or "0"
     if text not in ("0", "1"):
         raise BadRowError(f"difficult is '{excerpt(text)}', must be 0 or 1")
     return text == "1"
@@ -173,11 +178,17 @@ def _row(
     class_index: int, corners: tuple[float, ...], difficult: bool, size: tuple[int, int], line: int
 ) -> tuple[LabelRow, float]:
     """Return the row clipped to the image, and by how many pixels it was outside."""
+    # The first pixel is number 1, and starts at 0.
+    xmin, ymin, x2, y2 = corners
+    x1 = xmin - 1
+    y1 = ymin - 1
+
     width, height = size
-    x1, y1, x2, y2 = corners[0] - 1, corners[1] - 1, corners[2], corners[3]
     outside = max(-x1, -y1, x2 - width, y2 - height, 0.0)
-    x, y = max(x1, 0.0), max(y1, 0.0)
-    w, h = min(x2, width) - x, min(y2, height) - y
+    x = max(x1, 0.0)
+    y = max(y1, 0.0)
+    w = min(x2, width) - x
+    h = min(y2, height) - y
     if min(w, h) < MIN_BOX_SIDE:
         text = ", ".join(f"{value:g}" for value in corners)
         raise BadRowError(f"bndbox [{text}] is outside its image of {width}x{height}")

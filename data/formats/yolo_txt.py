@@ -28,9 +28,7 @@ DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 
 
 class YoloText:
-    """Reads folders, .txt lists and single images as sources of a data set; each image has its own
-    label file.
-    """
+    """Reads folders, .txt lists and single images; each image has its own label file."""
 
     lists_images = False
     suffixes = frozenset({".txt"})
@@ -39,29 +37,35 @@ class YoloText:
         return True
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
-        found = find_images(source)
-        images = [ListedImage(path, label_path(path)) for path in found.images]
-        return SourceImages(images, found.problems + _unused_xml(source, found.images))
+        paths, problems = find_images(source)
+        images = [ListedImage(path, label_path(path)) for path in paths]
+        return SourceImages(images, problems + _unused_xml(source, paths))
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
             data = label_bytes(image.label_file)
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
+
         rows, problems = parse_label_file(data or b"", image.label_file, size, len(names))
         return ImageRows(rows, problems, has_labels=data is not None)
 
 
 def _unused_xml(source: Path, images: Sequence[str]) -> list[Problem]:
     """Return a note if the images of a folder have labels in Pascal VOC's format too."""
-    xml = first_xml(str(source), images[:SAMPLED_IMAGES]) if os.path.isdir(source) else ""
+    if not os.path.isdir(source):
+        return []
+    xml = first_xml(str(source), images[:SAMPLED_IMAGES])
+    if not xml:
+        return []
     reason = f"labels are read from YOLO's .txt files, not from XML files such as {printable(xml)}"
-    return [Problem(NOTE, printable(source), reason)] if xml else []
+    return [Problem(NOTE, printable(source), reason)]
 
 
 def label_path(image_path: str | Path) -> str:
-    """Return the label file of an image: in `labels` instead of the last folder `images`, or else
-    beside the image.
+    """Return the label file of an image.
+
+    It is in `labels` instead of the last folder `images`, or beside the image if there is none.
 
     >>> label_path("/a/images/images/train/1.jpg")
     '/a/images/labels/train/1.txt'
@@ -69,8 +73,10 @@ def label_path(image_path: str | Path) -> str:
     '/a/b/1.txt'
     """
     stem = os.path.splitext(image_path)[0]
-    before, found, after = stem.rpartition(f"{os.sep}images{os.sep}")
-    return f"{before}{os.sep}labels{os.sep}{after}.txt" if found else f"{stem}.txt"
+    before, images, after = stem.rpartition(f"{os.sep}images{os.sep}")
+    if not images:
+        return f"{stem}.txt"
+    return f"{before}{os.sep}labels{os.sep}{after}.txt"
 
 
 def has_yolo_labels(folder: Path) -> bool:
@@ -95,8 +101,7 @@ def label_bytes(file: str) -> bytes | None:
 def parse_label_file(
     data: bytes, file: str, size: tuple[int, int], num_classes: int
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """Return the rows of one label file in pixels of an image of `size` (width, height), and the
-    problems.
+    """Return the rows of a label file in pixels of an image of `size` (width, height), and problems.
 
     Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
     Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both
@@ -106,6 +111,7 @@ def parse_label_file(
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
         return [], in_utf_16
+
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[float, ...], int] = {}
@@ -117,25 +123,24 @@ def parse_label_file(
         try:
             values = _numbers(tokens)
             class_index = _class_index(values[0], num_classes, where)
-            if (first := first_line.setdefault(values, number)) != number:
+            first = first_line.setdefault(values, number)
+            if first != number:
                 problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
                 continue
             row, moved = _row(class_index, values[1:], size, number)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
             continue
+
         rows.append(row)
         if moved > ROUNDING:
-            problems.append(
-                Problem(ROW_CLIPPED, where, f"was outside the image by {moved:.2%} of its side")
-            )
+            reason = f"was outside the image by {moved:.2%} of its side"
+            problems.append(Problem(ROW_CLIPPED, where, reason))
     return rows, problems
 
 
 def _utf_16(data: bytes) -> str | None:
-    """Return the text of a file that is in UTF-16, with or without the mark at its start; None for
-    any other file.
-    """
+    """Return the text of a file in UTF-16, also without the mark at its start; None for others."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif data[1:2] == b"\0":
@@ -144,6 +149,7 @@ def _utf_16(data: bytes) -> str | None:
         encoding = "utf-16-be"
     else:
         return None
+
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
@@ -152,25 +158,21 @@ def _utf_16(data: bytes) -> str | None:
 
 
 def rows_in_utf_16(data: bytes, file: str) -> list[Problem] | None:
-    """Return one problem for each row of a label file that is in UTF-16; None for any other
-    file.
-    """
+    """Return one problem for each row of a label file in UTF-16; None for any other file."""
     text = _utf_16(data)
     if text is None:
         return None
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    return [
-        Problem(
-            ROW_DROPPED,
-            f"{printable(file)} line {number}",
-            f"'{excerpt(line)}' is UTF-16 text, must be UTF-8",
-        )
-        for number, line in lines
-        if line
-    ]
+
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            reason = f"'{excerpt(line.strip())}' is UTF-16 text, must be UTF-8"
+            problems.append(Problem(ROW_DROPPED, f"{printable(file)} line {number}", reason))
+    return problems
 
 
 def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
+    """Return the values of a row. Raises BadRowError."""
     if len(tokens) < 5 or len(tokens) % 2 == 0:
         _require_spaces(tokens)
         reason = (
@@ -178,6 +180,7 @@ def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
             "at least 3 points x y"
         )
         raise BadRowError(f"{reason}; this one is '{_excerpt(tokens)}'")
+
     try:
         values = tuple(map(float, tokens))
     except ValueError:
@@ -193,9 +196,7 @@ def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
 
 
 def _require_spaces(tokens: list[bytes]) -> None:
-    """Raise BadRowError if the values cannot be read because of commas or semicolons between or
-    inside them.
-    """
+    """Raise BadRowError if commas or semicolons are between the values or inside them."""
     row = b" ".join(tokens)
     if len(tokens) >= 5 and all(DECIMAL_COMMA.fullmatch(token) for token in tokens[1:]):
         raise BadRowError(f"'{_excerpt(tokens)}' has decimal commas, must have points, as in 0.5")
@@ -235,14 +236,19 @@ def _row(
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         worst = low if low < -TOLERANCE else high
         raise BadRowError(f"coordinate {worst:g} is outside 0-1 by more than {TOLERANCE:.0%}")
+
+    points = None
     if len(coordinates) == 4:
         corners, moved = _box_corners(*coordinates)
-        points = None
     else:
         corners, points, moved = _polygon_corners(coordinates, size)
+
     width, height = size
-    x, y = corners[0] * width, corners[1] * height
-    w, h = (corners[2] - corners[0]) * width, (corners[3] - corners[1]) * height
+    x1, y1, x2, y2 = corners
+    x = x1 * width
+    y = y1 * height
+    w = (x2 - x1) * width
+    h = (y2 - y1) * height
     if min(w, h) < MIN_BOX_SIDE:
         raise BadRowError(f"empty inside the image: {w:.3g} x {h:.3g} pixels")
     return LabelRow(class_index, (x, y, w, h), w * h, False, points, number), moved
@@ -251,20 +257,32 @@ def _row(
 def _box_corners(
     cx: float, cy: float, w: float, h: float
 ) -> tuple[tuple[float, float, float, float], float]:
+    """Return the corners of a box inside the image, and how far it was outside.
+
+    They are fractions of the image's sides. Raises BadRowError for a box without area.
+    """
     if w <= 0 or h <= 0:
         raise BadRowError(f"box has width {w:g} and height {h:g}, must be positive")
-    corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
-    moved = max(-corners[0], -corners[1], corners[2] - 1, corners[3] - 1, 0.0)
+
+    x1 = cx - w / 2
+    y1 = cy - h / 2
+    x2 = cx + w / 2
+    y2 = cy + h / 2
+    moved = max(-x1, -y1, x2 - 1, y2 - 1, 0.0)
     if moved > ROUNDING:
-        x1, y1, x2, y2 = (min(max(value, 0.0), 1.0) for value in corners)
-        corners = (x1, y1, x2, y2)
-    return corners, moved
+        x1, y1, x2, y2 = (min(max(value, 0.0), 1.0) for value in (x1, y1, x2, y2))
+    return (x1, y1, x2, y2), moved
 
 
 def _polygon_corners(
     coordinates: tuple[float, ...], size: tuple[int, int]
 ) -> tuple[tuple[float, float, float, float], np.ndarray, float]:
+    """Return the corners of a polygon's box, its points in pixels, and how far it was outside.
+
+    The points, float32 [P, 2], and the corners, fractions of the image's sides, are clipped.
+    """
     moved = max(-min(coordinates), max(coordinates) - 1, 0.0)
     points = np.array(coordinates).reshape(-1, 2).clip(0, 1)
-    (x1, y1), (x2, y2) = points.min(0).tolist(), points.max(0).tolist()
+    x1, y1 = points.min(0).tolist()
+    x2, y2 = points.max(0).tolist()
     return (x1, y1, x2, y2), (points * size).astype(np.float32), moved
