@@ -61,8 +61,9 @@ def build_loaders(
     workers: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loaders:
-    """Return the loaders of the "train" and "val" labels; batch_size is the total over all
-    processes.
+    """Return the loaders of the "train" and "val" labels.
+
+    batch_size is the total over all processes.
 
     workers: max DataLoader workers per process. say: receives a log line if memory allows fewer.
     The other arguments are those of `build_train_loader`.
@@ -114,8 +115,9 @@ def build_train_loader(
     ring_bytes: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loader[TrainSampler]:
-    """Return the loader of this process's share of the training batches. batch_size is the total
-    over all processes.
+    """Return the loader of this process's share of the training batches.
+
+    batch_size is the total over all processes.
 
     labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect:
     group samples of similar aspect ratio into batches, without mosaic, instead of square canvases.
@@ -162,8 +164,9 @@ def trial_drawing(
     *,
     rect: bool,
 ) -> Callable[[int], Tensor] | None:
-    """Return draw(count), which draws a training batch on the device, to measure its memory; None
-    if the CPU draws.
+    """Return draw(count), which draws a training batch on the device, to measure its memory.
+
+    It is None if the CPU draws.
 
     The batch is uint8 [count, image_size, image_size, 3]. The arguments are those of
     `build_loaders`.
@@ -204,8 +207,9 @@ def build_evaluation_loader(
     ring_bytes: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loader[EvaluationSampler]:
-    """Return a loader of every image once, letterboxed to its own shape; each process gets whole
-    batches.
+    """Return a loader of every image once, letterboxed to its own shape.
+
+    Each process gets whole batches.
 
     canvas: the (height, width) of all batches instead, for a model that takes no other. ring_bytes,
     say: as Loader.

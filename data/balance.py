@@ -1,5 +1,6 @@
-"""Image weights for sampling: images of rare classes and of classes with low AP are drawn more
-often.
+"""Image weights for sampling.
+
+Images of rare classes and of classes with low AP are drawn more often.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from data.labels import Labels
 
 
 def ap_per_class(metrics: dict[str, Any], names: Sequence[str]) -> NDArray[np.float64]:
-    """Return the AP of each class at the last validation, [C]; 0 before the first and for classes
-    without images.
+    """Return the AP of each class at the last validation, [C].
+
+    It is 0 before the first and for classes without images.
     """
     per_class = metrics.get("per_class", {})
     return np.array([max(per_class.get(name, {}).get("AP", 0.0), 0.0) for name in names])
@@ -22,15 +24,17 @@ def ap_per_class(metrics: dict[str, Any], names: Sequence[str]) -> NDArray[np.fl
 def weights_after(
     labels: Labels, metrics: dict[str, Any], names: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return a weight for each image, [M], given the metrics of the last validation; {} before the
-    first.
+    """Return a weight for each image, [M], given the metrics of the last validation.
+
+    Before the first one, metrics are {}.
     """
     return image_weights(labels, len(names), ap_per_class(metrics, names))
 
 
 def image_weights(labels: Labels, num_classes: int, ap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a weight for each image, [M], with mean 1: the sum over its boxes of (1 - AP)^2 /
-    (boxes of that class).
+    """Return a weight for each image, [M], with mean 1.
+
+    It is the sum over its boxes of (1 - AP)^2 / (boxes of that class).
 
     ap: the AP of each class in the last validation, [C], at most 1; zeros before the first
     validation. A negative AP (a class without validation images) counts as 0. Ignore regions are

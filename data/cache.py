@@ -1,5 +1,6 @@
-"""The cache of decoded base images: one flat uint8 file per split, which all processes of a machine
-memory-map.
+"""The cache of decoded base images.
+
+It is one flat uint8 file per split, which all processes of a machine memory-map.
 
 Image i is at byte `offsets[i]`, [h, w, 3]. The file ends with a digest of what it was made from.
 With `ram` it is an anonymous file in memory, freed when the last process that maps it ends. With
@@ -53,15 +54,17 @@ AUTO_SHARE, AUTO_MAX_BYTES = 0.1, 2**30  # limits of `auto`: fraction of the fre
 
 
 class CachedImages:
-    """Base images in a memory-mapped file, by index: read-only views, uint8 [h, w, 3], blue green
-    red.
+    """Base images in a memory-mapped file, by index.
+
+    Read-only views, uint8 [h, w, 3], blue green red.
     """
 
     def __init__(
         self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None
     ) -> None:
-        """sizes: [M, 2] width, height. mark: the digest at the end of the file. owner: keeps an
-        anonymous file open.
+        """sizes: [M, 2] width, height.
+
+        mark: the digest at the end of the file. owner: keeps an anonymous file open.
 
         Raises OSError or ValueError if the file does not exist or ends with another mark.
         """
@@ -176,8 +179,9 @@ def open_base_images(
 
 
 def _reader(split: str, labels: Labels, image_size: int) -> DecodedImages:
-    """Return the reader of a split's base images. Training cuts its tiles anywhere, so it needs
-    whole images.
+    """Return the reader of a split's base images.
+
+    Training cuts its tiles anywhere, so it needs whole images.
     """
     if split == "train" and isinstance(labels, TiledLabels):
         return decoded(labels.images, image_size, labels.tiling.side)
@@ -187,8 +191,9 @@ def _reader(split: str, labels: Labels, image_size: int) -> DecodedImages:
 def _fits_on_device(
     caches: Mapping[str, CachedImages], world: World, say: Callable[[str], None]
 ) -> bool:
-    """Whether the training images fit onto the GPUs of all processes; all processes get the same
-    answer.
+    """Whether the training images fit onto the GPUs of all processes.
+
+    All processes get the same answer.
     """
     size = int(caches["train"].offsets[-1]) if "train" in caches else sys.maxsize
     free = free_memory(world.device) if world.device.type == "cuda" else 0
@@ -214,8 +219,9 @@ def _make_caches(
     progress: bool,
     say: Callable[[str], None],
 ) -> dict[str, CachedImages]:
-    """Create or open the caches of this machine; return none if there is no room, or the folder is
-    not writable.
+    """Create or open the caches of this machine.
+
+    Return none if there is no room, or the folder is not writable.
     """
     size = sum(split.size for split in splits)
     free = {RAM: free_ram() if has_memfd() else 0}
@@ -271,8 +277,9 @@ def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
 def _describe_choice(
     where: str, place: str, size: int, free: Mapping[str, int], unwritable: str = ""
 ) -> str:
-    """Return a line for the log, "" for none. unwritable: why the cache folder cannot be used, ""
-    if it can.
+    """Return a line for the log, "" for none.
+
+    unwritable: why the cache folder cannot be used, "" if it can.
     """
     if where == OFF:
         return ""
@@ -315,8 +322,9 @@ def _why_unwritable(folder: Path) -> str:
 
 
 def _free_disk(folder: Path) -> int:
-    """Return the free bytes of the disk that a folder is on, or would be created on; 0 if
-    unknown.
+    """Return the free bytes of the disk that a folder is on, or would be created on.
+
+    0 if unknown.
     """
     for existing in (folder, *folder.parents):
         with suppress(OSError):  # the folder does not exist yet, or may not be read
@@ -333,8 +341,9 @@ class _Split:
 
     @cached_property
     def mark(self) -> bytes:
-        """A digest of what the cache is made from. Computed when needed, because it checks the
-        state of every file.
+        """A digest of what the cache is made from.
+
+        Computed when needed, because it checks the state of every file.
         """
         made_of = [
             VERSION,
@@ -349,8 +358,9 @@ class _Split:
         return [self.source.labels.path(index) for index in range(len(self.source.labels))]
 
     def file(self, folder: Path) -> Path:
-        """Return the path of the cache on disk: the only file in its folder, named after its
-        contents.
+        """Return the path of the cache on disk.
+
+        It is the only file in its folder, named after its contents.
         """
         return folder / self._folder_name / self.mark.hex()[:16]
 
@@ -360,8 +370,9 @@ class _Split:
         return "-".join(["images", digest[:16], *map(str, self.source.key)])
 
     def open_first(self, paths: Sequence[str]) -> CachedImages | None:
-        """Open the first of these files that contains the images, if any. Paths of other machines
-        do not exist here.
+        """Open the first of these files that contains the images, if any.
+
+        Paths of other machines do not exist here.
         """
         for path in filter(None, paths):
             with suppress(OSError, ValueError):
@@ -374,8 +385,9 @@ class _Split:
         return CachedImages(shared.path, self.source.sizes, self.mark, owner=shared)
 
     def on_disk(self, folder: Path, progress: bool) -> CachedImages:
-        """Cache the images in a file that is renamed to its path once complete; remove outdated
-        files not in use.
+        """Cache the images in a file that is renamed to its path once complete.
+
+        Remove outdated files not in use.
         """
         file = self.file(folder)
         part = file.with_name("part")
@@ -422,8 +434,9 @@ class _Split:
 
 
 def _reserve(file: Path, size: int) -> None:
-    """Create a file of `size` bytes with its disk space reserved: a mapped write to a full disk
-    kills the process.
+    """Create a file of `size` bytes with its disk space reserved.
+
+    A mapped write to a full disk kills the process.
 
     Raises OSError if the disk is full.
     """

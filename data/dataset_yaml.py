@@ -21,8 +21,9 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A parsed and checked data YAML. `train`, `val`, `test`: paths of folders, lists and COCO
-    .json files.
+    """A parsed and checked data YAML.
+
+    `train`, `val`, `test`: paths of folders, lists and COCO .json files.
     """
 
     file: Path
@@ -37,8 +38,9 @@ class DataSpec:
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
 
     def sources(self, split: str) -> tuple[Path, ...]:
-        """Return the paths of `split`. Raises ValueError if the YAML has no such split or a path
-        does not exist.
+        """Return the paths of `split`.
+
+        Raises ValueError if the YAML has no such split or a path does not exist.
         """
         if split not in SPLITS:
             raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
@@ -64,8 +66,9 @@ class DataSpec:
         return paths
 
     def needed(self) -> tuple[Path, ...]:
-        """Return the paths of the train and val splits; of the test split if there are no
-        others.
+        """Return the paths of the train and val splits.
+
+        If there are none, those of the test split.
         """
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
@@ -102,7 +105,9 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
 
 
 def read_data_yaml(file: str | Path) -> DataSpec:
-    """Read the data YAML `file`. Every value is taken literally (`no` and `007` stay as written).
+    """Read the data YAML `file`.
+
+    Every value is taken literally (`no` and `007` stay as written).
 
     `path` is relative to the folder of the YAML, which is also its default; the splits are relative
     to `path`. If there is no such folder, but one relative to the current folder, that one is used,
@@ -158,8 +163,9 @@ def _entries(file: Path) -> dict[str, Node]:
 
 
 def _root(file: Path, node: Node | None, notes: list[str]) -> Path:
-    """Return the folder that the splits are relative to. It is noted if it is relative to the
-    current folder.
+    """Return the folder that the splits are relative to.
+
+    It is noted if it is relative to the current folder.
     """
     if node is None or is_absent(node):
         return file.parent
@@ -194,8 +200,9 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
 def _split(
     root: Path, file: Path, key: str, node: Node | None, moved: list[str]
 ) -> tuple[Path, ...] | None:
-    """Return the paths of a split. Those that are read without their leading `../` are added to
-    `moved` as written.
+    """Return the paths of a split.
+
+    Those that are read without their leading `../` are added to `moved` as written.
     """
     if node is None or is_absent(node):
         return None
@@ -278,8 +285,9 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
-    """Return the `download` entry and "", or nothing and its error: existing data can still be used
-    without it.
+    """Return the `download` entry and "", or nothing and its error.
+
+    Existing data can still be used without it.
     """
     if node is None or is_absent(node):
         return (), ""

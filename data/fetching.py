@@ -1,5 +1,6 @@
-"""Download a data set from the URLs in its YAML. It counts as missing until complete; a later run
-can finish it.
+"""Download a data set from the URLs in its YAML.
+
+It counts as missing until complete; a later run can finish it.
 """
 
 import filecmp
@@ -63,8 +64,9 @@ def is_data(path: Sequence[str]) -> bool:
 
 
 def fetch_data(spec: DataSpec) -> None:
-    """Download the data of `spec` into its folder unless they exist. One process does it, the
-    others wait.
+    """Download the data of `spec` into its folder unless they exist.
+
+    One process does it, the others wait.
 
     Existing files are not changed. Raises ValueError if the YAML has no usable `download`, if the
     archives lack a folder or file that it names, or if they hold another version of an existing
@@ -107,8 +109,9 @@ def _fetch_all(spec: DataSpec, work: Path) -> None:
 
 
 def _unpack_all(spec: DataSpec, work: Path) -> None:
-    """Download and unpack the archives into `work`; check that they hold what the YAML names and
-    replace no file.
+    """Download and unpack the archives into `work`.
+
+    Check that they hold what the YAML names and replace no file.
     """
     unpacked = work / UNPACKED
     shutil.rmtree(unpacked, ignore_errors=True)

@@ -25,8 +25,9 @@ def find_images(
     videos: frozenset[str] = frozenset(),
     labels: frozenset[str] = frozenset(),
 ) -> ImageFiles:
-    """Return the images in a folder and its subfolders, in a .txt list, or one image file; sorted
-    by path.
+    """Return the images in a folder and its subfolders, in a .txt list, or one image file.
+
+    Sorted by path.
 
     videos: suffixes of video files to return as well, such as .mp4. labels: suffixes of label files
     beside the images, which are not reported as ignored. Symlinks are followed. A list has one path
@@ -79,7 +80,9 @@ def _walk(
     onerror: Callable[[OSError], None] | None = None,
     on_run_folder: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over a folder and its subfolders, each with its file names. Symlinks are followed.
+    """Iterate over a folder and its subfolders, each with its file names.
+
+    Symlinks are followed.
 
     Run folders inside it are left out; on_run_folder is called with the path of each.
     """
@@ -138,8 +141,9 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
 
 
 def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:
-    """Return what is said of files in run folders that are left out. kind: of the files, such as
-    "image".
+    """Return what is said of files in run folders that are left out.
+
+    kind: of the files, such as "image".
 
     >>> run_folders_text(28, "image", ["runs/train/exp", "runs/train/exp2"])
     '28 images left out in 2 run folders, results of train.py, val.py or detect.py, as in
@@ -153,8 +157,9 @@ def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:
 
 
 def _count_files(folder: str, videos: frozenset[str]) -> int:
-    """Return the number of images and videos in a folder and its subfolders. Symlinks are not
-    followed.
+    """Return the number of images and videos in a folder and its subfolders.
+
+    Symlinks are not followed.
     """
     return sum(is_listed_name(name, videos) for _, _, names in os.walk(folder) for name in names)
 
@@ -182,8 +187,9 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
 
 
 def sorted_paths(paths: Iterable[str]) -> list[str]:
-    """Sort paths folder by folder, as Path objects compare. Creating 100,000 Path objects would
-    take a second.
+    """Sort paths folder by folder, as Path objects compare.
+
+    Creating 100,000 Path objects would take a second.
 
     >>> sorted_paths(["/a/b.png", "/a/b/c.png", "/a.png"])
     ['/a/b/c.png', '/a/b.png', '/a.png']
@@ -192,8 +198,9 @@ def sorted_paths(paths: Iterable[str]) -> list[str]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, with any line ends. Raises ValueError if it cannot be
-    read.
+    """Return the lines of a UTF-8 text file, with any line ends.
+
+    Raises ValueError if it cannot be read.
     """
     try:
         data = file.read_bytes()
@@ -209,8 +216,9 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _listed_path(folder: Path, line: str) -> str:
-    """Return the path in one line of a list: as written if that file exists, otherwise without
-    surrounding spaces.
+    """Return the path in one line of a list.
+
+    It is the path as written if that file exists, otherwise without surrounding spaces.
     """
     path = os.path.abspath(os.path.join(folder, line))
     return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))

@@ -31,8 +31,9 @@ class MultiScale:
         return max(-(-round(side * cls.MAX_SCALE) // stride), 2) * stride
 
     def size(self, step: int, side: int) -> int:
-        """Return the side of a square batch at a step, a multiple of the stride. side: the batch's
-        side before.
+        """Return the side of a square batch at a step, a multiple of the stride.
+
+        side: the batch's side before.
         """
         low, high = (
             max(2, round(side * share / self.stride)) for share in (self.MIN_SCALE, self.MAX_SCALE)

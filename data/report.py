@@ -22,13 +22,11 @@ RUN_FOLDERS = "run folders left out"
 
 
 class Problem(NamedTuple):
-    """One problem in the data: its kind (a constant above), its place (file and line), and what is
-    wrong.
-    """
+    """One problem in the data."""
 
-    kind: str
-    where: str
-    reason: str
+    kind: str  # one of the constants above
+    where: str  # file and line
+    reason: str  # what is wrong
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -88,8 +86,9 @@ class Report:
         return f"{line}{'; ' if counts else ''}{counts} [{self.cache}]"
 
     def first_problem(self) -> str:
-        """Return the first problem that is not a note, with its file and line; "" if there is
-        none.
+        """Return the first problem that is not a note, with its file and line.
+
+        "" if there is none.
         """
         return first_of(self.problems)
 
@@ -103,8 +102,9 @@ class Report:
 
 
 def first_of(problems: Iterable[Problem]) -> str:
-    """Return the first problem that is not a note, as text of at most 600 characters; "" if there
-    is none.
+    """Return the first problem that is not a note, as text of at most 600 characters.
+
+    "" if there is none.
 
     >>> note = Problem(NOTE, "a.jpg", "no label file")
     >>> first_of([note, Problem(ROW_DROPPED, "b.txt line 2", "4 values")])
@@ -114,8 +114,9 @@ def first_of(problems: Iterable[Problem]) -> str:
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:
-    """Return the Report whose `as_dict` is `values`. Raises KeyError, TypeError or ValueError if
-    they are invalid.
+    """Return the Report whose `as_dict` is `values`.
+
+    Raises KeyError, TypeError or ValueError if they are invalid.
     """
     fields = {name: value for name, value in values.items() if name != "not_listed"}
     fields["instances_per_class"] = tuple(values["instances_per_class"].items())
@@ -129,8 +130,9 @@ def report_from_dict(values: dict[str, Any]) -> Report:
 
 @dataclass
 class ProblemLog:
-    """The first problems, and the number of each kind: a faulty export has millions, which would
-    fill the memory.
+    """The first problems, and the number of each kind.
+
+    A faulty export has millions, which would fill the memory.
     """
 
     first: list[Problem] = field(default_factory=list)

@@ -1,5 +1,6 @@
-"""Store the result of a scan on disk: an .npz without pickle, valid until a file that it was made
-from changes.
+"""Store the result of a scan on disk.
+
+An .npz without pickle, valid until a file that it was made from changes.
 """
 
 import hashlib
@@ -26,8 +27,9 @@ DIGEST_BYTES = 32
 
 
 class StoredScan(NamedTuple):
-    """A scan and what it was made from. `listed`: paths of the images that only a file with all
-    labels (COCO) names.
+    """A scan and what it was made from.
+
+    `listed`: paths of the images that only a file with all labels (COCO) names.
     """
 
     labels: Labels
@@ -51,8 +53,9 @@ def cache_file(cache_dir: Path, sources: Sequence[Path], names: Sequence[str]) -
 
 
 def store(file: Path, stored: StoredScan) -> None:
-    """Write `file` atomically, also if other processes write it at the same time. Raises
-    OSError.
+    """Write `file` atomically, also if other processes write it at the same time.
+
+    Raises OSError.
     """
     texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
     texts["listed"] = json.dumps(stored.listed)
@@ -72,8 +75,9 @@ def store(file: Path, stored: StoredScan) -> None:
 
 
 def load(file: Path) -> StoredScan | None:
-    """Return what `store` wrote, or None if the file does not exist. Raises ValueError if it is
-    damaged.
+    """Return what `store` wrote, or None if the file does not exist.
+
+    Raises ValueError if it is damaged.
     """
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):

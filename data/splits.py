@@ -21,22 +21,25 @@ FOLDER = Path(__file__).parent
 
 
 def find_data(name: str) -> Path:
-    """Return the YAML of a data set, given its path or its name in data/. Raises ValueError if
-    there is none.
+    """Return the YAML of a data set, given its path or its name in data/.
+
+    Raises ValueError if there is none.
     """
     return find_yaml(name, FOLDER, "data set")
 
 
 def find_hyp(name: str) -> Path:
-    """Return a hyper-parameter YAML, given its path or its name in data/hyps/. Raises ValueError if
-    there is none.
+    """Return a hyper-parameter YAML, given its path or its name in data/hyps/.
+
+    Raises ValueError if there is none.
     """
     return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
 
 
 def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) -> DataSpec:
-    """Open the data set of a YAML that `find_data` finds. The generated data set is drawn if it
-    does not exist.
+    """Open the data set of a YAML that `find_data` finds.
+
+    The generated data set is drawn if it does not exist.
 
     download: download missing data from the URLs in the YAML. Nothing else may use the network.
     splits: the splits that will be read. Raises ValueError if one of them is not in the YAML or on
@@ -56,8 +59,9 @@ def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) 
 
 @dataclass
 class Dataset:
-    """A data set on the disk, and the labels of the splits that were read. They are the same in all
-    processes.
+    """A data set on the disk, and the labels of the splits that were read.
+
+    They are the same in all processes.
     """
 
     spec: DataSpec
@@ -129,8 +133,9 @@ def open_dataset(
     tile_overlap: float = DEFAULT_OVERLAP,
     tile_whole: bool = False,
 ) -> Dataset:
-    """Open the data set of a YAML, given its path or its name in data/; one process of each machine
-    downloads it.
+    """Open the data set of a YAML, given its path or its name in data/.
+
+    One process of each machine downloads it.
 
     splits: the splits that will be read. say: receives notes, such as paths that were corrected.
     tile, tile_overlap, tile_whole: cut images into tiles, see `open_tiling`. Raises ValueError as

@@ -89,7 +89,9 @@ def _from_arrays(*parts: Any) -> Packed:
 
 
 def pack(plans: Sequence[Plan], locate: Locate) -> Packed:
-    """Return the plans of a batch as numbers. Without plans, they draw an empty batch [0, 0, 0, 3].
+    """Return the plans of a batch as numbers.
+
+    Without plans, they draw an empty batch [0, 0, 0, 3].
 
     Raises ValueError for plans with pastes, plans of different sizes and patches that extend past
     their images.

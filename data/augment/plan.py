@@ -1,4 +1,6 @@
-"""Plan a training sample: its patches, matrices and colors. Numbers and boxes, no pixels.
+"""Plan a training sample: its patches, matrices and colors.
+
+Numbers and boxes, no pixels.
 
 data/augment/draw.py and draw_device.py draw the plans. Every random number comes from a generator
 keyed by (seed, epoch, index), and by the repeat if an epoch draws an image again. So a sample is

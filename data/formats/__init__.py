@@ -1,5 +1,6 @@
-"""The label formats of data sets. To add one, write a reader in a file here and add it to
-FORMATS.
+"""The label formats of data sets.
+
+To add one, write a reader in a file here and add it to FORMATS.
 """
 
 from pathlib import Path

@@ -44,8 +44,9 @@ class ImageRows(NamedTuple):
 
 
 class LabelFormat(Protocol):
-    """A reader of one format. It has no state between calls; several threads call `rows` at the
-    same time.
+    """A reader of one format.
+
+    It has no state between calls; several threads call `rows` at the same time.
 
     lists_images: whether a source is one file that lists its images and contains their labels. Such
     a file takes seconds to read, so the cache stores the paths in it, and it is read again only

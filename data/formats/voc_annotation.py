@@ -49,8 +49,9 @@ class VocAnnotation(NamedTuple):
 def parse_annotation(data: bytes) -> VocAnnotation:
     """Return the fields of an annotation file.
 
-    It is in UTF-8, or as marked at its start in UTF-16 or ISO-8859-1. The objects of a <part> and all other elements are ignored. XML's five own entities (&amp; ...)
-    and characters by number are text; a file with a DTD is refused, so no others can be defined.
+    It is in UTF-8, or as marked at its start in UTF-16 or ISO-8859-1. The objects of a <part> and
+    all other elements are ignored. XML's five own entities (&amp; ...) and characters by number are
+    text; a file with a DTD is refused, so no others can be defined.
     Raises AnnotationError if the file is not such an annotation, or is larger or nested deeper than
     the limits.
     """

@@ -38,8 +38,8 @@ def is_image_set(file: Path) -> bool:
 def images_of_set(file: Path) -> ImageFiles:
     """Return the images of a list of ids, sorted by path.
 
-    A column of -1, 0 or 1 after the ids is ignored. Lines whose image is missing or was listed before are reported. Raises ValueError if the list
-    cannot be read.
+    A column of -1, 0 or 1 after the ids is ignored. Lines whose image is missing or was listed
+    before are reported. Raises ValueError if the list cannot be read.
     """
     # The image of each id; of several with the same id, the first by name.
     folder = _images_folder(file)

@@ -71,8 +71,7 @@ class VocXml:
 def parse_xml_file(
     data: bytes, file: str, size: tuple[int, int], names: Sequence[str]
 ) -> ImageRows:
-    """Return the rows of one XML file in pixels of an image of `size` (width, height), and the
-    problems.
+    """Return the rows of one XML file, in pixels; size: width and height of the image.
 
     Pixels are counted from 1 and xmax, ymax are inside the box: left = xmin - 1, width = xmax -
     xmin + 1. What is outside the image is clipped and reported. An object with `difficult` = 1 is

@@ -85,8 +85,9 @@ def has_yolo_labels(folder: Path) -> bool:
 
 
 def label_bytes(file: str) -> bytes | None:
-    """Return the contents of a label file, or None if it does not exist. Raises ValueError if it
-    cannot be read.
+    """Return the contents of a label file, or None if it does not exist.
+
+    Raises ValueError if it cannot be read.
     """
     try:
         os.lstat(file)
@@ -101,7 +102,7 @@ def label_bytes(file: str) -> bytes | None:
 def parse_label_file(
     data: bytes, file: str, size: tuple[int, int], num_classes: int
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """Return the rows of a label file in pixels of an image of `size` (width, height), and problems.
+    """Return the rows of a label file, and the problems; size: width and height of the image.
 
     Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
     Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both

@@ -1,5 +1,6 @@
-"""The frames that `detect.py --source` gives: images, videos, folders, lists, patterns, cameras and
-streams.
+"""The frames that `detect.py --source` gives.
+
+Images, videos, folders, lists, patterns, cameras and streams.
 """
 
 import glob

@@ -1,5 +1,6 @@
-"""Cameras and network addresses: what is allowed, how they are shown without passwords, and their
-names.
+"""Cameras and network addresses.
+
+What is allowed, how they are shown without passwords, and their names.
 """
 
 import os
@@ -26,8 +27,9 @@ MASK = r"\1***"
 
 @dataclass(frozen=True)
 class Address:
-    """A camera or network address. text: what OpenCV opens. shown: the same without passwords.
-    name: of its outputs.
+    """A camera or network address.
+
+    text: what OpenCV opens. shown: the same without passwords. name: of its outputs.
     """
 
     text: str
@@ -51,8 +53,9 @@ class Address:
 
     @property
     def is_video_file(self) -> bool:
-        """Whether it is an address that has the suffix of a video file. It may be a stream that
-        never ends.
+        """Whether it is an address that has the suffix of a video file.
+
+        It may be a stream that never ends.
         """
         return self.is_web and self._suffix in VIDEO_SUFFIXES
 
@@ -94,7 +97,9 @@ def has_scheme(text: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Return the camera or address that `text` gives. Raises ValueError that says what is allowed.
+    """Return the camera or address that `text` gives.
+
+    Raises ValueError that says what is allowed.
 
     >>> parse_address("rtsp://me:secret@10.0.0.1:554/ch1").shown
     'rtsp://me:***@10.0.0.1:554/ch1'
@@ -130,8 +135,9 @@ def parse_address(text: str) -> Address:
 
 
 def addresses_in(file: str) -> list[Address]:
-    """Return the cameras and addresses in a .streams file: one per line, without empty lines and
-    `#` comments.
+    """Return the cameras and addresses in a .streams file.
+
+    One per line, without empty lines and `#` comments.
 
     Raises ValueError with file and line.
     """
@@ -172,8 +178,9 @@ def _masked_text(text: str) -> str:
 
 
 def _name(parts: SplitResult) -> str:
-    """Return a file name for an address, from its host, port and path: the query may hold a
-    password.
+    """Return a file name for an address, from its host, port and path.
+
+    The query may hold a password.
     """
     host = parts.netloc.rpartition("@")[2]
     return re.sub(r"[^A-Za-z0-9_]+", "-", f"{host}{parts.path}").strip("-")[:MAX_NAME] or "stream"

@@ -23,8 +23,9 @@ class FrameSource(Protocol):
 
     @property
     def inputs(self) -> Sequence[tuple[str, bool]] | None:
-        """The name of each image and video (Frame.name), and whether it is a video; None if they
-        are not known yet.
+        """The name of each image and video (Frame.name), and whether it is a video.
+
+        None if they are not known yet.
         """
 
     @property

@@ -1,5 +1,6 @@
-"""Open video files, streams and cameras with OpenCV: which formats and protocols FFmpeg may use,
-and its silence.
+"""Open video files, streams and cameras with OpenCV.
+
+Which formats and protocols FFmpeg may use, and its silence.
 
 OpenCV reads FFmpeg's options from an environment variable, each time it opens a video. They are set
 for that moment. The user's own options are added at the end, so that they win, as for
@@ -30,8 +31,9 @@ MAX_FRAMES = 10**9  # a larger count in a header is a wrong one
 
 
 class _Environment:
-    """The environment variables while videos open; those with the same options may open at the same
-    time.
+    """The environment variables while videos open.
+
+    Those with the same options may open at the same time.
     """
 
     def __init__(self) -> None:
@@ -105,8 +107,9 @@ def frames_per_second(capture: cv2.VideoCapture) -> float:
 
 
 def stated_frames(capture: cv2.VideoCapture) -> int:
-    """Return the number of frames that an open capture states, 0 if it states none. It may be
-    wrong.
+    """Return the number of frames that an open capture states, 0 if it states none.
+
+    It may be wrong.
 
     A count is not used beside an impossible frame rate: it is the duration times this rate.
     """
@@ -116,8 +119,9 @@ def stated_frames(capture: cv2.VideoCapture) -> int:
 
 
 def codec_of(capture: cv2.VideoCapture) -> str:
-    """Return the four-character code of an open capture's codec, such as "AV01"; "" if it has
-    none.
+    """Return the four-character code of an open capture's codec, such as "AV01".
+
+    "" if it has none.
     """
     code = int(capture.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
     text = code.to_bytes(4, "little").decode("ascii", "replace").strip(" \0")

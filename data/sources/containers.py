@@ -1,5 +1,6 @@
-"""Video containers, recognized by the first bytes of a file: FFmpeg is told which one it reads and
-never guesses.
+"""Video containers, recognized by the first bytes of a file.
+
+FFmpeg is told which one it reads and never guesses.
 
 Left to guess, FFmpeg takes a playlist, a concat script or a session description for a video,
 whatever the suffix of the file is, and opens the files and addresses written in it. Source: ISO/IEC
@@ -66,8 +67,9 @@ def container_of(head: bytes) -> str | None:
 
 
 def is_cut_off(path: str | os.PathLike[str], container: str) -> bool:
-    """Whether a video file is shorter than its own headers say; False if its container does not
-    say.
+    """Whether a video file is shorter than its own headers say.
+
+    False if its container does not say.
     """
     ends = {"mov": _end_of_boxes, "avi": _end_of_riff, "matroska": _end_of_segment}
     if container not in ends:
@@ -133,8 +135,9 @@ def _boxes(stream: BinaryIO, start: int, size: int) -> Iterator[tuple[bytes, int
 
 
 def _end_of_boxes(stream: BinaryIO, size: int) -> int:
-    """Return the offset at which the last top-level box ends; a length of 0 means up to the end of
-    the file.
+    """Return the offset at which the last top-level box ends.
+
+    A length of 0 means up to the end of the file.
     """
     return max((end for _, _, end in _boxes(stream, 0, size)), default=0)
 
@@ -156,8 +159,9 @@ def _end_of_segment(stream: BinaryIO, _: int) -> int:
 
 
 def _ebml_number(stream: BinaryIO) -> int | None:
-    """Read a length: as many further bytes as there are zero bits before the first 1. None if
-    unknown (all ones).
+    """Read a length: as many further bytes as there are zero bits before the first 1.
+
+    None if unknown (all ones).
     """
     first = stream.read(1)
     if not first or not first[0]:

@@ -15,8 +15,9 @@ from utils.threads import map_ahead
 
 @dataclass(frozen=True)
 class InputFile:
-    """An image or video file: its path, and the name of its outputs. problem: why it is to be
-    reported and left out.
+    """An image or video file: its path, and the name of its outputs.
+
+    problem: why it is to be reported and left out.
     """
 
     path: str
@@ -30,8 +31,9 @@ class InputFile:
 
 
 def decoding_threads() -> int:
-    """Return the number of threads that decode images: the model needs the other cores, unless it
-    runs on a GPU.
+    """Return the number of threads that decode images.
+
+    The model needs the other cores, unless it runs on a GPU.
     """
     return max(1, (os.cpu_count() or 1) // 4)
 

@@ -14,8 +14,9 @@ CLOSE_S = 1.0  # a thread that FFmpeg keeps longer ends with its read timeout; i
 
 
 class LiveSource:
-    """The frames of streams that are read at the same time; what: the source, as text for the
-    user.
+    """The frames of streams that are read at the same time.
+
+    what: the source, as text for the user.
     """
 
     total = None
@@ -79,8 +80,9 @@ class LiveSource:
         self.close()
 
     def _next_frame(self) -> Frame | None:
-        """Wait for a frame of any stream; None if all have ended. Streams that have a frame take
-        turns.
+        """Wait for a frame of any stream; None if all have ended.
+
+        Streams that have a frame take turns.
         """
         while not self._stop.is_set():
             with self._changed:

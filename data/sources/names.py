@@ -7,8 +7,9 @@ from utils.files.safe_names import safe_name
 
 
 class FrameNames:
-    """Gives each input a name that no other one has, such as `street/a.jpg`; the same input keeps
-    its name.
+    """Gives each input a name that no other one has, such as `street/a.jpg`.
+
+    The same input keeps its name.
 
     Two names differ in more than case, because some file systems do not tell `A.jpg` from `a.jpg`.
     """

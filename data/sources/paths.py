@@ -1,5 +1,6 @@
-"""Find the files of a source: a folder, a list, a pattern such as `photos/*.jpg`, or a single
-file.
+"""Find the files of a source.
+
+A folder, a list, a pattern such as `photos/*.jpg`, or a single file.
 """
 
 import glob
@@ -28,8 +29,9 @@ def suffixes_text() -> str:
 
 
 def single_file(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of one image or video file, which exists. Raises ValueError if it has another
-    suffix.
+    """The frames of one image or video file, which exists.
+
+    Raises ValueError if it has another suffix.
     """
     if os.path.splitext(text)[1].lower() not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
         raise ValueError(
@@ -41,8 +43,9 @@ def single_file(text: str, *, frame_step: int, say: Callable[[str], None]) -> Fi
 
 
 def folder_or_list(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of a folder and its subfolders, or of a .txt list; sorted by path, problems are
-    reported.
+    """The frames of a folder and its subfolders, or of a .txt list.
+
+    Sorted by path, problems are reported.
     """
     listing = find_images(text, videos=VIDEO_SUFFIXES)
     for problem in listing.problems:
@@ -64,8 +67,9 @@ def folder_or_list(text: str, *, frame_step: int, say: Callable[[str], None]) ->
 
 
 def pattern(text: str, *, frame_step: int, say: Callable[[str], None]) -> FileSource:
-    """The frames of the files that match a pattern; sorted by path. `**` stands for any number of
-    folders.
+    """The frames of the files that match a pattern; sorted by path.
+
+    `**` stands for any number of folders.
 
     Files in run folders are left out, unless the folders before the first wildcard lead into one. A
     folder that exists is meant by its name: in `[examples]/*.jpg` too, if there is a folder
@@ -108,8 +112,9 @@ def _split_pattern(text: str) -> tuple[str, str]:
 
 
 class InRunFolders:
-    """Tells which folders below `top` are run folders, or inside one. found: those that were
-    seen.
+    """Tells which folders below `top` are run folders, or inside one.
+
+    found: those that were seen.
     """
 
     def __init__(self, top: str) -> None:

@@ -1,5 +1,6 @@
-"""Notice that a stream which was connected again gives the same frames as before: it is a
-recording.
+"""Notice that a stream which was connected again gives the same frames as before.
+
+Then it is a recording.
 """
 
 import zlib
@@ -50,8 +51,9 @@ class Beginning:
 
     @property
     def has_ended_alike(self) -> bool:
-        """Whether a later connection has given the known frames and no others so far: a recording,
-        if it has ended.
+        """Whether a later connection has given the known frames and no others so far.
+
+        It is a recording, if it has ended.
         """
         return self._has_change and self.matched == len(self._known)
 

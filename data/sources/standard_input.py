@@ -17,8 +17,9 @@ STANDARD_INPUT = "standard input"
 
 
 class PathsOnInput:
-    """The image and video files whose paths arrive on a text stream; iterates until its end or
-    `close`.
+    """The image and video files whose paths arrive on a text stream.
+
+    Iterates until its end or `close`.
     """
 
     def __init__(self, stream: TextIO) -> None:

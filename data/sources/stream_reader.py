@@ -27,7 +27,9 @@ MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class ConnectionPolicy:
-    """How patient a stream is read. Times in seconds.
+    """How patient a stream is read.
+
+    Times in seconds.
 
     reconnects: attempts in a row to reach a lost stream. pause_s: before the first of them; doubled
     for each further one, up to 30 seconds. settled_s: a connection that is lost sooner counts as a
@@ -42,8 +44,9 @@ class ConnectionPolicy:
 
 
 class StreamReader:
-    """Reads one address in a thread. All attributes are guarded by `changed`, which is notified of
-    each change.
+    """Reads one address in a thread.
+
+    All attributes are guarded by `changed`, which is notified of each change.
 
     A live stream is read as fast as it comes, and a new frame replaces the one that was not taken.
     A recording, whose header states a number of frames or whose server states a number of bytes,
@@ -154,8 +157,9 @@ class StreamReader:
                 return
 
     def _connect_and_read(self) -> bool:
-        """Open the address and read it until it is lost or complete; return whether it is
-        complete.
+        """Open the address and read it until it is lost or complete.
+
+        Return whether it is complete.
         """
         is_new = not self._received
         if is_new and self._address.is_image:
@@ -176,8 +180,9 @@ class StreamReader:
         return is_read is True
 
     def _read_with_ffmpeg(self) -> tuple[bool, str]:
-        """Read until the address is lost or complete; return whether it is complete, and why there
-        was no picture.
+        """Read until the address is lost or complete.
+
+        Return whether it is complete, and why there was no picture.
         """
         shown = self._address.shown
         capture = self._open()
@@ -208,8 +213,9 @@ class StreamReader:
         )
 
     def _has_end(self) -> bool:
-        """Whether the address is that of a video file that has an end: its server says how many
-        bytes it has.
+        """Whether the address is that of a video file that has an end.
+
+        Its server says how many bytes it has.
         """
         if self._address.is_gif:
             return True
@@ -335,8 +341,9 @@ class StreamReader:
         return not has_timed_out
 
     def _put(self, frame: Frame, wait: bool = False) -> None:
-        """Make `frame` the newest one. wait: until the one before is taken, or reading is
-        stopped.
+        """Make `frame` the newest one.
+
+        wait: until the one before is taken, or reading is stopped.
         """
         with self._changed:
             if wait:

@@ -38,8 +38,9 @@ MAX_PIXELS = 2**28  # of a frame: 800 MB
 
 @dataclass
 class Reading:
-    """How far a video was read. A video without a damaged frame has `failed` 0, but may have a
-    wrong `stated`.
+    """How far a video was read.
+
+    A video without a damaged frame has `failed` 0, but may have a wrong `stated`.
 
     stated: number of frames by the header, 0 if unknown. read: frames decoded, including those left
     out by the frame step. failed: frames that could not be decoded, but were followed by one that
@@ -116,8 +117,9 @@ class Reading:
 
 
 def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None, tuple[int, str]]:
-    """Yield every `frame_step`-th frame of a video file; return the number of lost frames, and what
-    is to be reported.
+    """Yield every `frame_step`-th frame of a video file.
+
+    Return the number of lost frames, and what is to be reported.
 
     That is what is missing, or else what is uneven in its timing, or "". Raises ValueError, with
     the path, if no frame can be read.
@@ -143,8 +145,9 @@ def video_frames(path: str, name: str, frame_step: int) -> Generator[Frame, None
 
 
 def video_length(path: str, frame_step: int) -> int | None:
-    """Return how many frames `video_frames` is expected to yield; 0 if it cannot be opened, None if
-    unknown.
+    """Return how many frames `video_frames` is expected to yield.
+
+    0 if it cannot be opened, None if unknown.
     """
     try:
         capture, _ = _opened(path)
@@ -200,8 +203,9 @@ def known_codec_hint(capture: cv2.VideoCapture) -> str:
 
 
 def _grabbed(capture: cv2.VideoCapture, reading: Reading) -> Iterator[int]:
-    """Yield the number of each frame once it is grabbed. A grab fails at a damaged frame as at the
-    end of the video.
+    """Yield the number of each frame once it is grabbed.
+
+    A grab fails at a damaged frame as at the end of the video.
     """
     failures = 0
     while failures < max(MIN_TRIES, min(MAX_TRIES, reading.stated - reading.read - reading.failed)):

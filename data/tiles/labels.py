@@ -26,8 +26,9 @@ MIN_VISIBLE = 0.3  # fraction of its area
 
 @dataclass(frozen=True, eq=False)
 class TiledLabels(Labels):
-    """Labels whose M images are tiles; boxes are clipped to the tile, in its pixels, without
-    polygons.
+    """Labels whose M images are tiles.
+
+    Boxes are clipped to the tile, in its pixels, without polygons.
 
     images: the labels of the images that were cut. tiling: how. regions: int64 [M, 4], each tile in
     pixels of its image. owners: int64 [M], the image of each tile, ascending.
@@ -80,8 +81,9 @@ def tile_labels(labels: Labels, tiling: Tiling) -> TiledLabels:
 
 
 def _offsets(counts: Sequence[int]) -> np.ndarray:
-    """Return the start of each of the consecutive ranges, and the end of the last: int64
-    [len(counts) + 1].
+    """Return the start of each of the consecutive ranges, and the end of the last.
+
+    int64 [len(counts) + 1].
     """
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 

@@ -1,5 +1,6 @@
-"""Plan training samples that are tiles: crops of base images, at the positions of the grid plus a
-random shift.
+"""Plan training samples that are tiles.
+
+Crops of base images, at the positions of the grid plus a random shift.
 """
 
 import numpy as np
@@ -11,8 +12,9 @@ from utils.images.letterbox import Region
 
 
 class TilePlanner(Planner):
-    """Plans samples of the tiles of a data set: sample k is tile k, moved by up to half the
-    distance to its neighbors.
+    """Plans samples of the tiles of a data set.
+
+    Sample k is tile k, moved by up to half the distance to its neighbors.
 
     So each object is seen at every position of a tile, and over many epochs every crop of an image
     is equally likely, except that more end at its borders. The images of its plans and of `labels`
