@@ -235,24 +235,24 @@ class LabelsBuilder:
         polygons = [no_points if row.points is None else row.points for row in self.rows]
         return Labels(
             path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
-            path_offsets=_offsets([len(path) for path in self.paths]),
+            path_offsets=range_offsets([len(path) for path in self.paths]),
             sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
             image_ids=np.array(self.image_ids, np.int64),
-            offsets=_offsets(self.row_counts),
+            offsets=range_offsets(self.row_counts),
             classes=np.array([row.class_index for row in self.rows], np.int32),
             boxes_xywh=np.array([row.box_xywh for row in self.rows], np.float64).reshape(-1, 4),
             areas=np.array([row.area for row in self.rows], np.float64),
             crowd=np.array([row.crowd for row in self.rows], np.bool_),
             points=np.concatenate([no_points, *polygons]),
-            point_offsets=_offsets([len(polygon) for polygon in polygons]),
+            point_offsets=range_offsets([len(polygon) for polygon in polygons]),
             category_ids=np.array(category_ids, np.int64),
         )
 
 
-def _offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+def range_offsets(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the starts of consecutive ranges, and the end of the last, int64 [len(counts) + 1].
 
-    >>> _offsets([2, 0, 3]).tolist()
+    >>> range_offsets([2, 0, 3]).tolist()
     [0, 2, 2, 5]
     """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
@@ -268,7 +268,7 @@ def _gather(offsets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.nda
     """
     old_starts = offsets[chosen]
     counts = offsets[chosen + 1] - old_starts
-    new_offsets = _offsets(counts)
+    new_offsets = range_offsets(counts)
 
     shift = np.repeat(old_starts - new_offsets[:-1], counts)
     indices = np.arange(new_offsets[-1]) + shift

@@ -1,3 +1,1 @@
-"""Large images in tiles: the labels of the tiles of a split, and training samples cut at random
-positions.
-"""
+"""Large images in tiles: the labels of the tiles, and training samples cut at random positions."""

@@ -28,10 +28,13 @@ class TilePlanner(Planner):
     ) -> None:
         self.tile = tiles.tiling.side
         super().__init__(tiles.images, image_size, augmentation, seed)
-        self._owners, self._starts = tiles.owners, tiles.regions[:, :2]
-        self._steps = np.array(
-            [[tiles.tiling.step(side) for side in size] for size in self.labels.sizes.tolist()]
-        )
+        self._owners = tiles.owners
+        self._starts = tiles.regions[:, :2]
+
+        # The distance between neighboring tiles of each image, along x and y.  [images, 2]
+        step = tiles.tiling.step
+        sizes = self.labels.sizes.tolist()
+        self._steps = np.array([(step(width), step(height)) for width, height in sizes])
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -40,10 +43,16 @@ class TilePlanner(Planner):
         return int(self._owners[index])
 
     def _crop(self, random: np.random.Generator, index: int) -> tuple[int, Region]:
+        """Return the image of a tile, and the tile's region in base pixels after a random move."""
         image = self.image_of(index)
-        base = np.array(self.base_size(image))
-        side = np.minimum(self.image_size, base)
-        start = self._starts[index] + random.uniform(-0.5, 0.5, 2) * self._steps[image]
-        x, y = np.round(start * self.base_scale(image)).astype(int).clip(0, base - side).tolist()
-        width, height = side.tolist()
+        base_size = np.array(self.base_size(image))
+        tile_size = np.minimum(self.image_size, base_size)
+
+        # Its upper left corner, moved by up to half a step, but not out of the image.
+        corner = self._starts[index] + random.uniform(-0.5, 0.5, 2) * self._steps[image]
+        base_corner = np.round(corner * self.base_scale(image)).astype(int)
+        inside = base_corner.clip(0, base_size - tile_size)
+
+        x, y = inside.tolist()
+        width, height = tile_size.tolist()
         return image, (x, y, x + width, y + height)
