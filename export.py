@@ -166,12 +166,12 @@ from data import Loader, build_evaluation_loader, open_dataset
 from data.labels import Labels
 from data.splits import Dataset
 from models.backends.combined import MergedClasses
-from models.backends.exported import ExportedBackend
-from models.backends.loading import description, load_backend, loaded_from_metadata
 from models.export.compare import ReferenceBackend, compare, drawn_images
+from models.export.exported import ExportedBackend
 from models.export.metadata import ExportedModel, Suppression
-from models.export.to_onnx import HIGHEST_OPSET, LOWEST_OPSET
+from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.writer import Writer, require_packages
+from models.loading import description, load_backend, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
 from training.evaluation import evaluate_split
 from utils.distributed.devices import loader_workers, pick_devices

@@ -149,7 +149,7 @@ from data.labels import Labels
 from data.splits import Dataset, open_dataset
 from models.backends import Backend
 from models.backends.combined import MergedClasses
-from models.backends.loading import (
+from models.loading import (
     LoadedModel,
     canvas_for,
     combine,

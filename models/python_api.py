@@ -11,14 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.backends.loading import (
-    canvas_for,
-    combine,
-    fixed_settings_note,
-    join_names,
-    load_backend,
-)
 from models.image_inputs import ChannelOrder, read_input, split_inputs
+from models.loading import canvas_for, combine, fixed_settings_note, join_names, load_backend
 from models.predict import Predictor
 from models.result import Result
 from models.tiled import TiledPredictor

@@ -28,7 +28,7 @@ import export
 import train
 import val
 from data.dataset_yaml import read_data_yaml
-from models.backends.loading import load_backend
+from models.loading import load_backend
 from models.predict import Predictor
 from tests.support.exporting import lively_detector, save_checkpoint
 from utils.distributed.world import World

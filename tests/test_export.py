@@ -18,9 +18,9 @@ import torch
 
 import export
 import val
-from models.backends.loading import load_backend
 from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
+from models.loading import load_backend
 from tests.support.exporting import lively_detector, save_checkpoint
 from tests.support.no_float64 import DEVICE, NoFloat64
 from training import evaluation

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.backends import Backend, Prediction
+from models.backends.base import Backend, Prediction
 from utils.images.letterbox import GRAY
 
 

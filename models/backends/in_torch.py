@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends import Backend, Prediction
+from models.backends.base import Backend, Prediction
 from models.detector import Detector
 from utils.distributed.precision import autocast_for, exact_float32
 from utils.nested import concatenate

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from models.backends.exported import ExportedBackend
 from models.export import Export
+from models.export.exported import ExportedBackend
 from models.export.graph import export_graph
 from models.export.metadata import ExportedModel
 from utils.distributed.precision import exact_float32

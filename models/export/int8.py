@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from models.export.metadata import INPUT, KEY, read_metadata
+from models.export.onnx.write import with_metadata
 from models.export.quiet import quiet
-from models.export.to_onnx import with_metadata
 from utils.optional_packages import import_optional
 
 

@@ -16,10 +16,10 @@ from models.export import Export
 from models.export.graph import halve
 from models.export.int8 import quantized_onnx, quantized_openvino
 from models.export.metadata import ExportedModel
+from models.export.onnx.write import onnx_bytes
+from models.export.openvino.write import SUFFIX, openvino_model, require_replaceable, write_openvino
 from models.export.quiet import quiet
-from models.export.to_onnx import onnx_bytes
-from models.export.to_openvino import SUFFIX, openvino_model, require_replaceable, write_openvino
-from models.export.to_torchscript import torchscript_bytes
+from models.export.torchscript.write import torchscript_bytes
 from utils.files.atomic import name_os_errors, replace_folder, temporary_folder
 from utils.optional_packages import import_all_optional
 from utils.printable import printable

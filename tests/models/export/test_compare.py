@@ -7,7 +7,7 @@ import torch
 
 from models.export.compare import Differences, compare, drawn_images
 from models.export.metadata import ExportedModel, Suppression
-from tests.models.backends.test_exported_backend import Fixed, numbered
+from tests.models.export.test_exported_backend import Fixed, numbered
 
 NMS = Suppression(0.25, 0.45, 2, False)
 BOXES, SCORES = torch.tensor([[[0.0, 0, 10, 100]]]), torch.tensor([[[0.5, 0.25]]])

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.backends.loading import load_backend
-from models.backends.torchscript_code import check_code
 from models.export import Export
 from models.export.compare import ReferenceBackend, compare
 from models.export.graph import halve
 from models.export.metadata import ExportedModel, Suppression
 from models.export.quiet import quiet
-from models.export.to_torchscript import torchscript_bytes
+from models.export.torchscript.code import check_code
+from models.export.torchscript.write import torchscript_bytes
 from models.export.writer import Writer
 from models.head_registry import HEADS
+from models.loading import load_backend
 from tests.support.anchor_free import FAMILY
 from tests.support.exporting import NAMES, lively_detector
 
@@ -158,7 +158,7 @@ def test_8_bit_files_run_and_are_close(name, nms, tiny_model, tmp_path):
 
 
 def test_folder_with_other_files_is_not_replaced(tmp_path):
-    from models.export.to_openvino import require_replaceable
+    from models.export.openvino.write import require_replaceable
 
     folder = tmp_path / "m_openvino_model"
     require_replaceable(folder)  # there is nothing

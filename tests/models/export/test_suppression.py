@@ -66,7 +66,7 @@ def test_cases_have_detections_and_an_empty_image():
 def onnx_graph():
     """onnx_graph(nms, classes): the bytes of a model from boxes b and scores s to detections."""
     onnx = pytest.importorskip("onnx", reason="an optional package")
-    from models.export.onnx_nms import add_suppression
+    from models.export.onnx.suppression import add_suppression
 
     def build(nms, classes):
         helper, shapes = (
@@ -111,7 +111,7 @@ def test_onnx_graph_keeps_what_nms_keeps_in_opencv(case, onnx_graph):
 @each_case
 def test_onnx_graph_keeps_what_nms_keeps_in_openvino(case, onnx_graph):
     openvino = pytest.importorskip("openvino", reason="an optional package")
-    from models.export.to_openvino import openvino_model
+    from models.export.openvino.write import openvino_model
 
     boxes, scores, nms, expected = predictions(case)
     precise = {"INFERENCE_PRECISION_HINT": "f32"}

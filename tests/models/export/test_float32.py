@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models.backends import torchscript
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import load_backend
-from models.backends.onnx_runtime import providers
 from models.export.compare import ReferenceBackend
+from models.export.onnx.run import providers
+from models.export.torchscript import run as torchscript
 from models.export.writer import Writer
+from models.loading import load_backend
 from tests.support.exporting import SIZE, lively_detector
 from utils.distributed.precision import exact_float32
 

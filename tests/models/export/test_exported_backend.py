@@ -1,11 +1,11 @@
-"""models/backends/exported.py: batches of a fixed size, detections as boxes and scores, outputs of
+"""models/export/exported.py: batches of a fixed size, detections as boxes and scores, outputs of
 wrong shapes.
 """
 
 import pytest
 import torch
 
-from models.backends.exported import ExportedBackend
+from models.export.exported import ExportedBackend
 from models.export.metadata import ExportedModel, Suppression
 from utils.terminal import FaultError
 

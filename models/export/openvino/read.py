@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from models.export.metadata import ExportedModel, read_metadata
-from models.export.to_openvino import METADATA, openvino_digest
+from models.export.openvino.write import METADATA, openvino_digest
 from utils.printable import excerpt, one_line, printable
 
 MAX_GRAPH = 1 << 28  # bytes: 30 times that of a large model

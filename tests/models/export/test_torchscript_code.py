@@ -1,8 +1,8 @@
-"""models/backends/torchscript_code.py: only one flat function of allowed operations passes."""
+"""models/export/torchscript/code.py: only one flat function of allowed operations passes."""
 
 import pytest
 
-from models.backends.torchscript_code import check_code
+from models.export.torchscript.code import check_code
 
 HEAD = """class G(Module):
   __parameters__ = []

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 import torch
 
-from models.backends import openvino_runtime
-from models.backends.checked_openvino import read_openvino
-from models.backends.checked_torchscript import read_entries
-from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import fixed_settings_note, load_backend
+from models.export.exported import ExportedBackend
+from models.export.openvino import run as openvino_runtime
+from models.export.openvino.read import read_openvino
+from models.export.openvino.write import openvino_digest
 from models.export.quiet import quiet
-from models.export.to_openvino import openvino_digest
-from models.export.to_torchscript import METADATA, packed
+from models.export.torchscript.read import read_entries
+from models.export.torchscript.write import METADATA, packed
+from models.loading import fixed_settings_note, load_backend
 from models.nms import non_max_suppression
 from tests.support.exporting import NAMES, SIZE
 from tests.support.fuzzing import mutate, result_or_error
@@ -155,7 +155,7 @@ def test_threads_share_a_backend(name, shares, exports):
 TWO_THREADS = """
 import os, sys, threading, torch
 from pathlib import Path
-from models.backends.loading import load_backend
+from models.loading import load_backend
 sys.setswitchinterval(1e-6)  # a deadlock of the first calls needs threads that take turns at the wrong moment
 backend = load_backend(Path(sys.argv[1]), torch.device("cpu"), threads=2).backend
 start = threading.Barrier(2)
@@ -282,8 +282,8 @@ def test_onnx_file_names_all_missing_packages(tmp_path, monkeypatch):
 def onnx_file(exports, tmp_path):
     """A copy of an ONNX file, and a function that changes it, with a correct checksum again."""
     onnx = pytest.importorskip("onnx", reason="an optional package")
-    from models.backends.checked_onnx import read_onnx
-    from models.export.to_onnx import with_metadata
+    from models.export.onnx.read import read_onnx
+    from models.export.onnx.write import with_metadata
 
     whole, path = exports("onnx", *STATIC), tmp_path / "m.onnx"
 

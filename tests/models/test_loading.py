@@ -1,4 +1,4 @@
-"""models/backends/loading.py: checkpoints as backends, with the classes in the order that is asked
+"""models/loading.py: checkpoints as backends, with the classes in the order that is asked
 for.
 """
 
@@ -12,7 +12,7 @@ import export
 from models import build_model
 from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
-from models.backends.loading import canvas_for, join_names, load_backend
+from models.loading import canvas_for, join_names, load_backend
 from models.predict import Predictor
 from tests.models.backends.test_combined import Fake
 from utils.files import checkpoint_file

@@ -9,9 +9,9 @@ import torch
 import torchvision  # noqa: F401  # registers its nms, which files may call
 from torch import Tensor
 
-from models.backends.checked_torchscript import read_torchscript
-from models.backends.exported import ExportedBackend
+from models.export.exported import ExportedBackend
 from models.export.metadata import ExportedModel
+from models.export.torchscript.read import read_torchscript
 from utils.distributed.precision import exact_float32
 from utils.printable import one_line, printable
 

@@ -10,7 +10,7 @@ from torch.export import Dim
 from models.export import Export
 from models.export.graph import RawGraph
 from models.export.metadata import INPUT, KEY, MAX_BATCH, MAX_SIDE, RAW_OUTPUTS, ExportedModel
-from models.export.onnx_nms import add_suppression
+from models.export.onnx.suppression import add_suppression
 from models.export.quiet import quiet
 from utils.optional_packages import import_optional
 

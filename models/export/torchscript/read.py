@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from models.backends.torchscript_code import check_code
 from models.export.metadata import ExportedModel, read_metadata
-from models.export.to_torchscript import METADATA, packed, torchscript_digest
+from models.export.torchscript.code import check_code
+from models.export.torchscript.write import METADATA, packed, torchscript_digest
 from utils.files.pickled import (
     CHUNK,
     ClassName,

@@ -9,12 +9,12 @@ import torch
 
 from models.backends import Backend
 from models.backends.combined import AugmentedViews, Ensemble, ReorderedClasses
-from models.backends.exported import ExportedBackend
 from models.backends.in_torch import TorchBackend
-from models.backends.onnx_runtime import load_onnx
-from models.backends.openvino_runtime import load_openvino
 from models.backends.packed import pack_convolutions
-from models.backends.torchscript import load_torchscript
+from models.export.exported import ExportedBackend
+from models.export.onnx.run import load_onnx
+from models.export.openvino.run import load_openvino
+from models.export.torchscript.run import load_torchscript
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends.checked_onnx import read_onnx
-from models.backends.exported import ExportedBackend
+from models.export.exported import ExportedBackend
 from models.export.metadata import INPUT, ExportedModel
+from models.export.onnx.read import read_onnx
 from utils.optional_packages import import_all_optional, import_optional
 from utils.printable import one_line, printable
 

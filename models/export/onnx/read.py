@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.export.metadata import KEY, ExportedModel, read_metadata
-from models.export.to_onnx import onnx_digest
+from models.export.onnx.write import onnx_digest
 from utils.optional_packages import import_optional
 from utils.printable import excerpt, printable
 

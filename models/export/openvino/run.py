@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.backends.checked_openvino import OpenVinoFiles, read_openvino
-from models.backends.exported import ExportedBackend
+from models.export.exported import ExportedBackend
+from models.export.openvino.read import OpenVinoFiles, read_openvino
 from utils.optional_packages import import_optional
 from utils.printable import one_line, printable
 

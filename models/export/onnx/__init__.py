@@ -1,0 +1,1 @@
+"""ONNX: one file, run by onnxruntime."""

@@ -1,0 +1,1 @@
+"""TorchScript: one file, run by torch on any device."""
