@@ -25,26 +25,27 @@ if __name__ == "__main__":
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+from models.export import FORMATS
 from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import HINTS, NOT_IN_EXPORT
 
-FORMATS = ("torchscript", "onnx", "openvino")
 OTHER_FORMATS = ("engine", "coreml", "tflite", "saved_model", "pb", "edgetpu", "tfjs", "paddle")
 COMPARED_IMAGES = 8
+EVALUATION_BATCH = 8
 MAX_LOSS = 0.01  # of mAP, by 8-bit integers
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    """Return the flags of a command line, not checked yet."""
     parser = FlagParser(__doc__)
     add = parser.add_argument
+
+    # Which files.
     add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
-    add(
-        "--include", nargs="+", default=["torchscript"], help="formats: torchscript, onnx, openvino"
-    )
+    formats = ", ".join(FORMATS)
+    add("--include", nargs="+", default=["torchscript"], help=f"formats: {formats}")
     add(
         "--imgsz",
         "--img",
@@ -71,7 +72,10 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default="",
         help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
     )
-    add("--half", action="store_true", help="16-bit weights; TorchScript needs a GPU")
+
+    # Precision.
+    need_gpu = " and ".join(each.title for each in FORMATS.values() if each.half_needs_gpu)
+    add("--half", action="store_true", help=f"16-bit weights; {need_gpu} needs a GPU")
     add(
         "--int8",
         action="store_true",
@@ -83,6 +87,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         help="data YAML of the images to compare with torch, and to calibrate --int8",
     )
     add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
+
+    # Non-maximum suppression.
     add("--nms", action="store_true", help="put non-maximum suppression into the file")
     add(
         "--agnostic-nms",
@@ -98,6 +104,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     )
     add("--iou-thres", "--iou", type=float, default=0.45, help="with --nms: IoU threshold")
     add("--conf-thres", "--conf", type=float, default=0.25, help="with --nms: confidence threshold")
+
+    # The rest.
     add("--opset", type=int, default=17, help="ONNX operator set")
     add(
         "--simplify",
@@ -116,15 +124,17 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def check_flags(args: Namespace) -> None:
-    """Raises ValueError for a flag that is out of range or contradicts another."""
+    """Raise ValueError for a flag that is out of range or contradicts another."""
     for name in args.include:
+        if name in FORMATS:
+            continue
         if name in OTHER_FORMATS:
             raise ValueError(
                 f"--include {name}: not written by export.py; docs/export.md says how to convert "
                 "the ONNX file"
             )
-        if name not in FORMATS:
-            raise ValueError(f"--include {name}: choose from {', '.join(FORMATS)}")
+        raise ValueError(f"--include {name}: choose from {', '.join(FORMATS)}")
+
     if len(args.imgsz) > 2 or not all(32 <= side <= 8192 for side in args.imgsz):
         raise ValueError(
             f"--imgsz {' '.join(map(str, args.imgsz))}: give one side, or height and width, 32 to "
@@ -142,17 +152,30 @@ def check_flags(args: Namespace) -> None:
     for flag, value, low, high in limits:
         if not low <= value <= high:
             raise ValueError(f"{flag} {value}: choose {low} to {high}")
-    if args.half and args.int8:
-        raise ValueError("--half and --int8 exclude each other: choose one")
-    if args.int8 and "torchscript" in args.include:
-        raise ValueError("--int8: TorchScript is not quantized; use --include onnx or openvino")
-    if args.half and args.device == "cpu" and "torchscript" in args.include:
-        raise ValueError(
-            "--half: 16-bit TorchScript runs on GPUs only; give --device 0, or --include onnx "
-            "openvino"
-        )
+
+    check_precision(args)
     if args.agnostic_nms and not args.nms:
         raise ValueError("--agnostic-nms changes the suppression of --nms: give both")
+
+
+def check_precision(args: Namespace) -> None:
+    """Raise ValueError for a precision that one of the formats of --include does not have."""
+    if args.half and args.int8:
+        raise ValueError("--half and --int8 exclude each other: choose one")
+    with_int8 = [name for name, each in FORMATS.items() if each.int8_packages is not None]
+    half_on_cpu = [name for name, each in FORMATS.items() if not each.half_needs_gpu]
+
+    for name in args.include:
+        title = FORMATS[name].title
+        if args.int8 and name not in with_int8:
+            raise ValueError(
+                f"--int8: {title} is not quantized; use --include {' or '.join(with_int8)}"
+            )
+        if args.half and args.device == "cpu" and name not in half_on_cpu:
+            raise ValueError(
+                f"--half: 16-bit {title} runs on GPUs only; give --device 0, or --include "
+                f"{' '.join(half_on_cpu)}"
+            )
 
 
 if __name__ == "__main__":
@@ -165,13 +188,13 @@ from torch import Tensor
 from data import Loader, build_evaluation_loader, open_dataset
 from data.labels import Labels
 from data.splits import Dataset
+from models.backends import Backend
 from models.backends.combined import MergedClasses
+from models.export import ExportedBackend, ExportedModel, Suppression, Writer, format_of
 from models.export.compare import ReferenceBackend, compare, drawn_images
-from models.export.exported import ExportedBackend
-from models.export.metadata import ExportedModel, Suppression
 from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
-from models.export.writer import Writer, require_packages
-from models.loading import description, load_backend, loaded_from_metadata
+from models.export.registry import require_packages
+from models.loading import description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
 from training.evaluation import evaluate_split
 from utils.distributed.devices import loader_workers, pick_devices
@@ -183,157 +206,14 @@ from utils.images.letterbox import fit_to_stride
 from utils.log import RunLog, Say
 from utils.terminal import FaultError, run_and_exit
 
-
-def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
-    """The writer of a checkpoint's files. Raises ValueError as load_detector does."""
-    detector, saved = load_detector(path, args.head)
-    known, stride = description(saved), max(detector.strides)
-    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
-    iou = args.iou_thres if detector.needs_nms else 1.0
-    limits = (args.conf_thres, iou, args.topk_all, args.agnostic_nms)
-    model = ExportedModel(
-        **known | {"image_size": max(sides)},
-        stride=stride,
-        canvas=None if args.dynamic else (sides[0], sides[-1]),
-        batch_size=None if args.dynamic else args.batch_size,
-        nms=Suppression(*limits) if args.nms else None,
-        needs_nms=detector.needs_nms,
-        precision="int8" if args.int8 else "fp16" if args.half else "fp32",
-        digest=digest(detector),
-        opset=args.opset,
-        torch_version=str(torch.__version__),
-    )
-    if heads := detector.head.outputs:
-        say(
-            f"{path}: exports the head {args.head or heads[0]}; choose with --head "
-            f"({' or '.join(heads)})"
-        )
-    variant = f"_{args.head}" if args.head not in ("", *heads[:1]) else ""
-    return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
-
-
-@dataclass(frozen=True)
-class Images:
-    """The images of a data set for one model, letterboxed as it takes them."""
-
-    dataset: Dataset
-    model: ExportedModel
-    workers: int
-
-    def loader(self, labels: Labels, batch_size: int) -> Loader:
-        model = self.model
-        shape: dict[str, Any] = {
-            "image_size": model.image_size,
-            "stride": model.stride,
-            "canvas": model.canvas,
-        }
-        return build_evaluation_loader(labels, batch_size=batch_size, workers=self.workers, **shape)
-
-    def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
-        """At most `count` images, evenly spread over the split, in batches of one."""
-        labels = self.dataset.read(split, say)
-        chosen = np.unique(
-            np.linspace(0, len(labels) - 1, min(count, len(labels))).round().astype(int)
-        )
-        return [
-            to_device(batch.images, torch.device("cpu"))
-            for batch in self.loader(labels.subset(chosen), 1)
-        ]
-
-    def mean_ap(self, backend: ExportedBackend) -> float:
-        """COCO's AP on the val split, with the suppression of val.py or of the file, on the device
-        of `backend`.
-        """
-        nms, single = self.model.nms, self.dataset.single_class
-        named = loaded_from_metadata(backend)
-        fitting = (
-            MergedClasses(backend) if single else named.with_classes(self.dataset.names).backend
-        )
-        limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
-        loader = self.loader(self.dataset.labels["val"], 8)
-        return evaluate_split(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
-
-
-def open_images(args: Namespace, path: Path, model: ExportedModel, say: Say) -> Images | None:
-    """The data set of --data, or for --int8 of the checkpoint; None if neither is given."""
-    name = args.data or (model.data if args.int8 else "")
-    if not name and args.int8:
-        raise ValueError(f"{path}: does not name the data set that it was trained on; give --data")
-    if not name:
-        return None
-    world, splits = World(torch.device("cpu")), ("train", "val") if args.int8 else ("val",)
-    own = {"single_class": model.single_class, "cache_dir": args.cache_dir}
-    dataset = open_dataset(name, splits, world, say, download=False, **own)
-    return Images(dataset, model, loader_workers(args.workers, 8, world.device))
-
-
-def open_exported(path: Path, device: torch.device) -> ExportedBackend:
-    """The backend of an exported file; only TorchScript runs on another device than the CPU
-    here.
-    """
-    backend = load_backend(
-        path, device if path.suffix == ".torchscript" else torch.device("cpu")
-    ).backend
-    if not isinstance(backend, ExportedBackend):
-        raise TypeError(f"{path} is not an exported file")
-    return backend
-
-
-def check_file(
-    path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say
-) -> None:
-    """Compare a file with torch; FaultError if they differ too much. 8-bit files only have to
-    load.
-    """
-    backend = open_exported(path, device)
-    if writer.model.precision == "int8":
-        return
-    found = compare(backend, ReferenceBackend(writer.reference), images)
-    if not found.acceptable:
-        raise FaultError(f"{path.name}: {found}, which is too much: the file is not kept")
-    say(f"{path.name}: {found}")
-
-
-def report_loss(
-    path: Path, images: Images, before: float, backend: ExportedBackend, say: Say
-) -> None:
-    """Print the mAP of the checkpoint and of an 8-bit file."""
-    after = images.mean_ap(backend)
-    say(
-        f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of "
-        f"{before - after:.4f}"
-    )
-    if before - after > MAX_LOSS:
-        say(
-            f"{path}: a loss above {MAX_LOSS} is too much; try the other format, more "
-            "--calibration-images, or --half"
-        )
-
-
-def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
-    """Write and check the files of one checkpoint."""
-    writer = open_writer(path, args, device, say)
-    images = open_images(args, path, writer.model, say)
-    compared = (
-        images.spread("val", COMPARED_IMAGES, say)
-        if images
-        else drawn_images(writer.model, COMPARED_IMAGES)
-    )
-    calibration, before = [], 0.0
-    if images and args.int8:
-        calibration = images.spread("train", args.calibration_images, say)
-        before = images.mean_ap(ReferenceBackend(writer.reference))
-    for name in dict.fromkeys(args.include):
-        check = partial(check_file, writer=writer, images=compared, device=device, say=say)
-        written = writer.write(name, path, calibration, check)
-        say(f"written to {written}")
-        if images and args.int8:
-            report_loss(written, images, before, open_exported(written, device), say)
+CPU = torch.device("cpu")
 
 
 def main(args: Namespace) -> None:
-    """Export. Raises ValueError for wrong flags, files or packages, and FaultError if a file
-    differs from torch.
+    """Export.
+
+    Raises ValueError for wrong flags, files or packages, and FaultError if a file differs from
+    torch.
     """
     check_flags(args)
     require_packages(args.include, int8=args.int8)
@@ -343,8 +223,208 @@ def main(args: Namespace) -> None:
         say(
             "--simplify: nothing to do, torch's exporter folds constants and removes what is unused"
         )
+
     for path in args.weights or [checkpoint_file.newest(Path("runs"), "**/weights/best.pt")]:
         export(Path(path), args, device, say)
+
+
+def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
+    """Write and check the files of one checkpoint."""
+    writer = open_writer(path, args, device, say)
+    images = open_dataset_images(args, path, writer.model, say)
+    if images:
+        compared = images.spread("val", COMPARED_IMAGES, say)
+    else:
+        compared = drawn_images(writer.model, COMPARED_IMAGES)
+
+    # 8-bit files need images that show the ranges, and are judged by their loss of mAP.
+    calibration: list[Tensor] = []
+    map_before = 0.0
+    if images and args.int8:
+        calibration = images.spread("train", args.calibration_images, say)
+        map_before = images.mean_ap(ReferenceBackend(writer.reference))
+
+    def check(file: Path) -> None:
+        check_file(file, writer, compared, device, say)
+
+    for name in dict.fromkeys(args.include):
+        written = writer.write(name, path, calibration, check)
+        say(f"written to {written}")
+        if images and args.int8:
+            report_loss(written, images, map_before, open_exported(written, device), say)
+
+
+def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
+    """Return the writer of a checkpoint's files. Raises ValueError as load_detector does."""
+    detector, saved = load_detector(path, args.head)
+    known = description(saved)
+    stride = max(detector.strides)
+
+    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
+    known["image_size"] = max(sides)
+    canvas = None if args.dynamic else (sides[0], sides[-1])
+
+    # A head that finds each object once has nothing to suppress.
+    iou = args.iou_thres if detector.needs_nms else 1.0
+    nms = Suppression(args.conf_thres, iou, args.topk_all, args.agnostic_nms)
+
+    precision = "fp32"
+    if args.half:
+        precision = "fp16"
+    if args.int8:
+        precision = "int8"
+
+    model = ExportedModel(
+        **known,
+        stride=stride,
+        canvas=canvas,
+        batch_size=None if args.dynamic else args.batch_size,
+        nms=nms if args.nms else None,
+        needs_nms=detector.needs_nms,
+        precision=precision,
+        digest=digest(detector),
+        opset=args.opset,
+        torch_version=str(torch.__version__),
+    )
+
+    # Only the files of the first head have the checkpoint's own name.
+    heads = detector.head.outputs
+    if heads:
+        say(
+            f"{path}: exports the head {args.head or heads[0]}; choose with --head "
+            f"({' or '.join(heads)})"
+        )
+    is_first = args.head in ("", *heads[:1])
+    variant = "" if is_first else f"_{args.head}"
+    return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
+
+
+@dataclass(frozen=True)
+class DatasetImages:
+    """The images of a data set for one model, letterboxed as it takes them."""
+
+    dataset: Dataset
+    model: ExportedModel
+    workers: int
+
+    def loader(self, labels: Labels, batch_size: int) -> Loader:
+        return build_evaluation_loader(
+            labels,
+            batch_size=batch_size,
+            workers=self.workers,
+            image_size=self.model.image_size,
+            stride=self.model.stride,
+            canvas=self.model.canvas,
+        )
+
+    def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
+        """Return at most `count` images, evenly spread over the split, in batches of one."""
+        labels = self.dataset.read(split, say)
+        positions = np.linspace(0, len(labels) - 1, min(count, len(labels)))
+        chosen = np.unique(positions.round().astype(int))
+        loader = self.loader(labels.subset(chosen), 1)
+        return [to_device(batch.images, CPU) for batch in loader]
+
+    def mean_ap(self, backend: ExportedBackend) -> float:
+        """Return COCO's AP on the val split, on the device of `backend`.
+
+        Non-maximum suppression is that of val.py, or of the file.
+        """
+        fitting: Backend
+        if self.dataset.single_class:
+            fitting = MergedClasses(backend)
+        else:
+            fitting = loaded_from_metadata(backend).with_classes(self.dataset.names).backend
+
+        nms = self.model.nms
+        limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
+        loader = self.loader(self.dataset.labels["val"], EVALUATION_BATCH)
+        return evaluate_split(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
+
+
+def open_dataset_images(
+    args: Namespace, path: Path, model: ExportedModel, say: Say
+) -> DatasetImages | None:
+    """Return the images of --data, or for --int8 of the checkpoint's data; None if not needed.
+
+    Raises ValueError if --int8 has no data, or as open_dataset does.
+    """
+    name = args.data
+    if args.int8 and not name:
+        name = model.data
+        if not name:
+            raise ValueError(
+                f"{path}: does not name the data set that it was trained on; give --data"
+            )
+    if not name:
+        return None
+
+    dataset = open_dataset(
+        name,
+        ("train", "val") if args.int8 else ("val",),
+        World(CPU),
+        say,
+        download=False,
+        single_class=model.single_class,
+        cache_dir=args.cache_dir,
+    )
+    return DatasetImages(dataset, model, loader_workers(args.workers, 8, CPU))
+
+
+def open_exported(path: Path, device: torch.device) -> ExportedBackend:
+    """Return the backend of an exported file, on the device on which it is compared with torch."""
+    export_format = format_of(path)
+    if export_format is None:
+        raise TypeError(f"{path} is not an exported file")
+    if not export_format.compared_on_device:
+        device = CPU
+    return export_format.load(path, device, half=False, threads=1)
+
+
+def check_file(
+    path: Path, writer: Writer, images: list[Tensor], device: torch.device, say: Say
+) -> None:
+    """Compare a file with torch; an 8-bit file only has to load.
+
+    Args:
+        path: the file.
+        writer: has written it.
+        images: batches to compare on.
+        device: as given with --device.
+        say: prints the differences.
+
+    Raises FaultError if they differ too much.
+    """
+    backend = open_exported(path, device)
+    if writer.model.precision == "int8":
+        return
+
+    differences = compare(backend, ReferenceBackend(writer.reference), images)
+    if not differences.acceptable:
+        raise FaultError(f"{path.name}: {differences}, which is too much: the file is not kept")
+    say(f"{path.name}: {differences}")
+
+
+def report_loss(
+    path: Path, images: DatasetImages, before: float, backend: ExportedBackend, say: Say
+) -> None:
+    """Print the mAP of the checkpoint and of an 8-bit file.
+
+    Args:
+        path: the file.
+        images: of the val split.
+        before: mAP of the checkpoint.
+        backend: of the file.
+        say: prints a line.
+    """
+    after = images.mean_ap(backend)
+    loss = before - after
+    say(f"{path}: mAP {after:.4f} on the val split, {before:.4f} before: a loss of {loss:.4f}")
+    if loss > MAX_LOSS:
+        say(
+            f"{path}: a loss above {MAX_LOSS} is too much; try the other format, more "
+            "--calibration-images, or --half"
+        )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -1,21 +1,28 @@
-"""Models: the detectors that layer tables describe, their losses, and trained ones ready to use."""
+# ruff: noqa: F401 - the imports are for type checkers
+"""Models: the detectors that layer tables describe, their losses, and trained ones ready to use.
 
-from models.detector import Detector, build_model, check_shapes, count_parameters
-from models.head_registry import build_loss
-from models.losses import LossGains
-from models.python_api import LoadedDetector, load
-from models.result import ReachedLimits, Result, count_text
+The names are imported when they are first used: importing torch takes seconds, and `--help` of a
+script does not wait for it.
+"""
 
-__all__ = [
-    "Detector",
-    "LoadedDetector",
-    "LossGains",
-    "ReachedLimits",
-    "Result",
-    "build_loss",
-    "build_model",
-    "check_shapes",
-    "count_parameters",
-    "count_text",
-    "load",
-]
+from typing import TYPE_CHECKING
+
+from utils.lazy_listing import lazy_listing
+
+if TYPE_CHECKING:
+    from models.detector import Detector, build_model, check_shapes, count_parameters
+    from models.head_registry import build_loss
+    from models.losses import Loss, LossGains
+    from models.python_api import LoadedDetector, load
+    from models.result import ReachedLimits, Result, count_text
+
+__all__, __getattr__ = lazy_listing(
+    __name__,
+    {
+        "detector": ["Detector", "build_model", "check_shapes", "count_parameters"],
+        "head_registry": ["build_loss"],
+        "losses": ["Loss", "LossGains"],
+        "python_api": ["LoadedDetector", "load"],
+        "result": ["ReachedLimits", "Result", "count_text"],
+    },
+)

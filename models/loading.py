@@ -12,9 +12,7 @@ from models.backends.combined import AugmentedViews, Ensemble, ReorderedClasses
 from models.backends.in_torch import TorchBackend
 from models.backends.packed import pack_convolutions
 from models.export.exported import ExportedBackend
-from models.export.onnx.run import load_onnx
-from models.export.openvino.run import load_openvino
-from models.export.torchscript.run import load_torchscript
+from models.export.registry import format_of
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
 from utils.images.letterbox import round_up_to_stride
@@ -44,17 +42,18 @@ class LoadedModel:
     def tiles(
         self, tile: int | None, tile_overlap: float | None, tile_whole: bool
     ) -> dict[str, Any]:
-        """Return the arguments of `open_tiling`: those given, and as it was trained where None is
-        given.
+        """Return the arguments of `open_tiling`; where None is given, as the model was trained.
 
         Raises ValueError for settings of tiles without tiles.
         """
-        tile = self.tile if tile is None else tile
+        if tile is None:
+            tile = self.tile
         if tile == 0 and (tile_overlap is not None or tile_whole):
             raise ValueError(
                 "--tile-overlap and --tile-whole need tiles: give --tile, their side in pixels, too"
             )
-        tile_overlap = self.tile_overlap if tile_overlap is None else tile_overlap
+        if tile_overlap is None:
+            tile_overlap = self.tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
     def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
@@ -65,13 +64,16 @@ class LoadedModel:
         """
         if self.names == tuple(wanted):
             return self
-        if sorted(self.names) != sorted(wanted) or len(set(self.names)) < len(self.names):
+        others = sorted(self.names) != sorted(wanted)
+        ambiguous = len(set(self.names)) < len(self.names)
+        if others or ambiguous:
             raise ValueError(
                 f"the model's classes are {join_names(self.names)}, but {join_names(wanted)} are "
                 "wanted"
             )
         order = [self.names.index(name) for name in wanted]
-        return replace(self, backend=ReorderedClasses(self.backend, order), names=tuple(wanted))
+        reordered = ReorderedClasses(self.backend, order)
+        return replace(self, backend=reordered, names=tuple(wanted))
 
 
 def load_backend(
@@ -79,24 +81,28 @@ def load_backend(
 ) -> LoadedModel:
     """Return the model in a file, on `device`: a checkpoint, or what export.py made of one.
 
-    An exported file is recognized by its name: *.torchscript, *.onnx, *.xml, or a folder. half:
-    compute in 16 bits where the device supports it; exported files have a precision of their own.
-    threads: the number that will detect at the same time, for backends on the CPU. head: the output
-    of a checkpoint with several, o2o or o2m; "" for its first. Raises ValueError as
-    `load_detector`, `load_torchscript`, `load_onnx` and `load_openvino` do.
+    An exported file is recognized by its name, a checkpoint by no such name.
+
+    Args:
+        path: the file, or the folder of an export.
+        device: where the model computes.
+        half: compute in 16 bits where the device supports it; most exported files have a precision
+            of their own.
+        threads: the number that will detect at the same time, for backends on the CPU.
+        head: the output of a checkpoint with several, o2o or o2m; "" for its first.
+
+    Raises ValueError as `load_detector` and `ExportFormat.load` do.
     """
-    threads = threads if device.type == "cpu" else 1
-    if path.suffix == ".torchscript":
-        backend: ExportedBackend = load_torchscript(path, device, threads=threads)
-    elif path.suffix == ".onnx":
-        backend = load_onnx(path, device, threads=threads)
-    elif path.suffix == ".xml" or path.is_dir():
-        backend = load_openvino(path, device, half=half, threads=threads)
-    else:
+    if device.type != "cpu":
+        threads = 1
+    export_format = format_of(path)
+    if export_format is None:
         return _load_checkpoint(path, device, half, threads, head)
+
+    backend = export_format.load(path, device, half=half, threads=threads)
     if head:
         raise ValueError(f"{printable(path)}: its head was chosen at export; leave out --head")
-    if half and path.suffix in (".torchscript", ".onnx"):
+    if half and export_format.precision_is_fixed:
         raise ValueError(f"{printable(path)}: its precision was chosen at export; leave out --half")
     return loaded_from_metadata(backend)
 
@@ -104,10 +110,12 @@ def load_backend(
 def _load_checkpoint(
     path: Path, device: torch.device, half: bool, threads: int, head: str
 ) -> LoadedModel:
-    """The model in a checkpoint, with its BatchNorm folded into the convolutions."""
+    """Return the model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path, head)
     weights = digest(detector)
-    detector.to(memory_format=torch.channels_last).to(device).fuse().requires_grad_(False)
+    detector.to(memory_format=torch.channels_last).to(device)
+    detector.fuse().requires_grad_(False)
+
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
     backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
@@ -115,9 +123,7 @@ def _load_checkpoint(
 
 
 def description(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `LoadedModel` that a checkpoint states, in the form that
-    `ExportedModel` takes, too.
-    """
+    """Return what a checkpoint states of `LoadedModel`, as `ExportedModel` takes it, too."""
     config = saved.get("config", {})
     return {
         "names": tuple(saved["names"]),
@@ -143,29 +149,35 @@ def combine(
     *,
     augment: bool,
 ) -> Backend:
-    """Return one backend of all models, with their classes in the order of `names`; None leaves the
-    classes alone.
+    """Return one backend of all models, with their classes in the order of `names`.
 
-    augment: with test-time augmentation. Raises ValueError, with the file's path, if a model has
-    other classes than `what`, the text for where the names come from.
+    Args:
+        paths: where each model was loaded from, for errors.
+        loaded: the models.
+        names: of the classes; None leaves the classes alone.
+        what: the text for where the names come from.
+        augment: with test-time augmentation.
+
+    Raises ValueError, with the file's path, if a model has other classes than `names`.
     """
     members: list[Backend] = []
     for path, model in zip(paths, loaded, strict=True):
         try:
-            backend = (model if names is None else model.with_classes(names)).backend
+            fitting = model if names is None else model.with_classes(names)
         except ValueError as error:
             raise ValueError(f"{printable(path)} does not fit {what}: {error}") from None
-        members.append(AugmentedViews(backend) if augment else backend)
+        members.append(AugmentedViews(fitting.backend) if augment else fitting.backend)
     return Ensemble(members) if len(members) > 1 else members[0]
 
 
 def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: bool) -> str:
-    """Return a sentence if the backend has non-maximum suppression inside, which some settings
-    cannot change, else "".
+    """Return a sentence on settings that a model with suppression inside cannot follow, or "".
 
-    That is the case for a lower confidence than that of the file, and for several classes per box.
+    Those are a lower confidence than that of the file, and several classes per box.
     """
-    if not backend.min_confidence or (confidence >= backend.min_confidence and not multi_label):
+    if not backend.min_confidence:
+        return ""
+    if confidence >= backend.min_confidence and not multi_label:
         return ""
     return (
         f"the model has non-maximum suppression inside, with one class per box and scores above "
@@ -196,8 +208,10 @@ def canvas_for(
                 "pixels only"
             )
         return max(height, width), backend.canvas
+
     sides = [round_up_to_stride(side, backend.stride) for side in wanted or [default]]
-    return max(sides), (sides[0], sides[1]) if len(sides) == 2 else None
+    canvas = (sides[0], sides[1]) if len(sides) == 2 else None
+    return max(sides), canvas
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:

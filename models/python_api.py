@@ -140,11 +140,10 @@ class LoadedDetector:
         """
         if os.getpid() == self._process:
             return
-
         on_cpu = self.device.type == "cpu"
-        if on_cpu and self._backend.works_after_fork:
+        runtime = self._backend.breaks_after_fork if on_cpu else str(self.device)
+        if not runtime:
             return
-        runtime = "OpenVINO" if on_cpu else self.device
         raise ValueError(
             f"this detector was loaded before the process was forked, and {runtime} does not work "
             'in the child: start it with multiprocessing.get_context("spawn"), which may be given '

@@ -332,7 +332,7 @@ def test_map_before_quantization_is_measured_on_another_device(
     for target, mode in ((CPU.device, nullcontext()), (other_device, NoFloat64())):
         with mode:
             writer = export.open_writer(weights, args, target, lambda _: None)
-            images = export.open_images(args, weights, writer.model, lambda _: None)
+            images = export.open_dataset_images(args, weights, writer.model, lambda _: None)
             assert len(images.spread("val", 2, lambda _: None)) == 2
             found.append(images.mean_ap(ReferenceBackend(writer.reference)))
     assert found[0] == pytest.approx(found[1], abs=1e-6)

@@ -1,5 +1,4 @@
-"""Backends: a detector that is ready to predict, run by torch or by another runtime, alone or
-combined with others.
+"""The interface of a detector that is ready to predict, whatever runs it.
 
 B images of H x W pixels, N predictions per image, C classes.
 """
@@ -29,9 +28,9 @@ class Backend(ABC):
     itself. max_detections: it returns at most this many for an image, for the same reason; None if
     it returns all. needs_nms: whether several predictions find the same object.
 
-    works_after_fork: whether a forked child process can use it, with one thread. threads: how many
-    threads should call `predict` at the same time, each with an equal share of the CPU's cores; one
-    that uses all cores is slower.
+    breaks_after_fork: the name of a runtime that a forked child process cannot use, even with one
+    thread; "" if there is none. threads: how many threads should call `predict` at the same time,
+    each with an equal share of the CPU's cores; one that uses all cores is slower.
     """
 
     num_classes: int
@@ -42,20 +41,18 @@ class Backend(ABC):
     min_confidence: float = 0.0
     max_detections: int | None = None
     needs_nms: bool = True
-    works_after_fork: bool = True
+    breaks_after_fork: str = ""
     precision: torch.dtype = torch.float32
     threads: int = 1
 
     def nms_iou(self, wanted: float) -> float:
-        """Return the IoU threshold for non-maximum suppression: 1, which suppresses nothing, if it
-        is not needed.
-        """
+        """Return the threshold of suppression; 1, which suppresses nothing, if none is needed."""
         return wanted if self.needs_nms else 1.0
 
     @abstractmethod
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         """Return boxes and scores for images [B, 3, H, W], RGB in [0, 1], B of at least 1.
 
-        Predictions without a score above `confidence` may be left out: the caller does not want
+        Predictions without a score above `confidence` may be left out, as the caller does not want
         them.
         """

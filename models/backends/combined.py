@@ -12,33 +12,34 @@ from torch import Tensor
 from models.backends.base import Backend, Prediction
 from utils.images.letterbox import GRAY
 
+# scale of the image, and whether it is mirrored, of each view of `AugmentedViews`
+VIEWS = ((1.0, False), (0.83, True), (0.67, False))
+
 
 class Combined(Backend):
     """The base class: the same inputs and classes as the first of its members."""
 
     def __init__(self, members: Sequence[Backend]) -> None:
-        first, *others = members
-        self.members = [first, *others]
-        self.num_classes, self.device, self.dtype, self.canvas = (
-            first.num_classes,
-            first.device,
-            first.dtype,
-            first.canvas,
-        )
+        self.members = list(members)
+        first = self.members[0]
+        self.num_classes = first.num_classes
+        self.device = first.device
+        self.dtype = first.dtype
+        self.canvas = first.canvas
         self.stride = max(member.stride for member in members)
         self.min_confidence = max(member.min_confidence for member in members)
         self.needs_nms = len(members) > 1 or first.needs_nms
         self.max_detections = first.max_detections if len(members) == 1 else None
-        self.works_after_fork = all(member.works_after_fork for member in members)
+        breaking = [each.breaks_after_fork for each in members if each.breaks_after_fork]
+        self.breaks_after_fork = breaking[0] if breaking else ""
         self.threads = min(member.threads for member in members)
 
 
 class AugmentedViews(Combined):
-    """Test-time augmentation: joins the predictions at scales 1, 0.83 (mirrored) and 0.67, in
-    pixels of the input.
+    """Test-time augmentation: joins the predictions at scales 1, 0.83 (mirrored) and 0.67.
 
-    Raises ValueError if the member takes images of one size only. Source: facts of YOLOv5's
-    behavior.
+    Boxes are in pixels of the input. Raises ValueError if the member takes images of one size only.
+    Source: facts of YOLOv5's behavior.
     """
 
     def __init__(self, member: Backend) -> None:
@@ -54,27 +55,34 @@ class AugmentedViews(Combined):
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         height, width = images.shape[2:]
-        boxes, scores = [], []
-        for scale, mirrored in ((1.0, False), (0.83, True), (0.67, False)):
-            small = (max(1, round(height * scale)), max(1, round(width * scale)))
+        boxes = []
+        scores = []
+        for scale, mirrored in VIEWS:
+            # The view: mirrored, smaller, and gray up to multiples of the stride.
+            small_height = max(1, round(height * scale))
+            small_width = max(1, round(width * scale))
             view = images.flip(3) if mirrored else images
             if scale != 1:
+                small = (small_height, small_width)
                 view = F.interpolate(view, small, mode="bilinear", align_corners=False)
-            view = F.pad(
-                view, (0, -small[1] % self.stride, 0, -small[0] % self.stride), value=GRAY / 255
-            )
-            found = self.members[0].predict(view, confidence)
-            # Python numbers, not a tensor: the host would wait for the copy of the tensor to the
-            # GPU.
-            scales = [width / small[1], height / small[0]] * 2
-            x1, y1, x2, y2 = (
-                edge * factor
-                for edge, factor in zip(found.boxes_xyxy.unbind(-1), scales, strict=True)
-            )
+            right = -small_width % self.stride
+            bottom = -small_height % self.stride
+            view = F.pad(view, (0, right, 0, bottom), value=GRAY / 255)
+
+            # Its boxes in pixels of the input. The factors are Python numbers: for the copy of a
+            # tensor to the GPU the host would wait.
+            part = self.members[0].predict(view, confidence)
+            x_factor = width / small_width
+            y_factor = height / small_height
+            left, top, right_edge, bottom_edge = part.boxes_xyxy.unbind(-1)
+            x1 = left * x_factor
+            y1 = top * y_factor
+            x2 = right_edge * x_factor
+            y2 = bottom_edge * y_factor
             if mirrored:
                 x1, x2 = width - x2, width - x1
             boxes.append(torch.stack([x1, y1, x2, y2], -1))
-            scores.append(found.scores)
+            scores.append(part.scores)
         return Prediction(torch.cat(boxes, 1), torch.cat(scores, 1))
 
 
@@ -93,8 +101,10 @@ class Ensemble(Combined):
                 f"models of an ensemble must take the same image size, these take {shown}"
             )
         self.canvas = next(iter(sizes), None)
-        if self.canvas and any(side % self.stride for side in self.canvas):
-            height, width = self.canvas
+        if self.canvas is None:
+            return
+        height, width = self.canvas
+        if height % self.stride or width % self.stride:
             raise ValueError(
                 f"one model takes images of {width} x {height} only, another one multiples of "
                 f"{self.stride}"
@@ -102,10 +112,9 @@ class Ensemble(Combined):
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         parts = [member.predict(images, confidence) for member in self.members]
-        return Prediction(
-            torch.cat([part.boxes_xyxy for part in parts], 1),
-            torch.cat([part.scores for part in parts], 1),
-        )
+        boxes = torch.cat([part.boxes_xyxy for part in parts], 1)
+        scores = torch.cat([part.scores for part in parts], 1)
+        return Prediction(boxes, scores)
 
 
 class MergedClasses(Combined):
@@ -116,19 +125,17 @@ class MergedClasses(Combined):
         self.num_classes = 1
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
-        found = self.members[0].predict(images, confidence)
-        return Prediction(found.boxes_xyxy, found.scores.amax(-1, keepdim=True))
+        boxes_xyxy, scores, _ = self.members[0].predict(images, confidence)
+        return Prediction(boxes_xyxy, scores.amax(-1, keepdim=True))
 
 
 class ReorderedClasses(Combined):
-    """Predicts the same boxes with the classes in another order: class k is the member's class
-    order[k].
-    """
+    """Predicts the same boxes with classes in another order: class k is the member's order[k]."""
 
     def __init__(self, member: Backend, order: Sequence[int]) -> None:
         super().__init__([member])
         self._order = torch.tensor(list(order), device=member.device)
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
-        found = self.members[0].predict(images, confidence)
-        return Prediction(found.boxes_xyxy, found.scores.index_select(-1, self._order))
+        boxes_xyxy, scores, _ = self.members[0].predict(images, confidence)
+        return Prediction(boxes_xyxy, scores.index_select(-1, self._order))

@@ -1,31 +1,38 @@
 """Export a detector: the graph, its metadata, and the files of other runtimes.
 
-B images of H x W pixels, N predictions per image, C classes, D detections per image at most.
+FORMATS needs no torch; the other names are imported when they are first used.
 """
 
-from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
+from models.export.base import ExportFormat
+from models.export.registry import FORMATS, format_of
 
-from models.detector import Detector
-from models.export.metadata import ExportedModel
+if TYPE_CHECKING:
+    from models.export.exported import ExportedBackend
+    from models.export.metadata import ExportedModel, Suppression
+    from models.export.writer import Writer
+
+__all__ = [
+    "FORMATS",
+    "ExportFormat",
+    "ExportedBackend",
+    "ExportedModel",
+    "Suppression",
+    "Writer",
+    "format_of",
+]
+
+HOMES = {
+    "ExportedBackend": "models.export.exported",
+    "ExportedModel": "models.export.metadata",
+    "Suppression": "models.export.metadata",
+    "Writer": "models.export.writer",
+}
 
 
-@dataclass(frozen=True)
-class Export:
-    """A detector in eval mode, with its BatchNorm folded, and the metadata of the file that is to
-    hold it.
-    """
-
-    detector: Detector
-    model: ExportedModel
-
-    @property
-    def example(self) -> torch.Tensor:
-        """Images [B, 3, H, W] of a size that the file takes; no side is 1, which torch.export would
-        treat as fixed.
-        """
-        stride = self.model.stride
-        height, width = self.model.canvas or (2 * stride, 3 * stride)
-        device = next(self.detector.parameters()).device
-        return torch.full((self.model.batch_size or 2, 3, height, width), 0.5, device=device)
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)

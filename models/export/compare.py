@@ -1,6 +1,6 @@
 """Compare the outputs of an exported file, in its own runtime, with torch's.
 
-B images, N predictions per image, C classes.
+B images, N predictions per image, C classes, D detections of an image.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from models.export import Export
 from models.export.exported import ExportedBackend
-from models.export.graph import export_graph
+from models.export.graph import Export, export_graph
 from models.export.metadata import ExportedModel
 from utils.distributed.precision import exact_float32
 from utils.printable import counted
+
+PATCH = 16  # pixels, the side of a colored patch of `drawn_images`
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Tolerance:
     above: float
 
     def of_boxes(self, boxes: Tensor) -> Tensor:
-        """The allowed differences of boxes [..., 4], without `pixels`."""
+        """Return the allowed differences of boxes [..., 4], without `pixels`."""
         sides = (boxes[..., 2:] - boxes[..., :2]).amax(-1, keepdim=True)
         return self.of_coordinate * boxes.abs() + self.of_side * sides
 
@@ -60,8 +61,8 @@ class ReferenceBackend(ExportedBackend):
     @torch.no_grad()
     def run(self, images: Tensor) -> Sequence[Tensor]:
         with exact_float32():
-            found = self._graph(images)
-        return found if isinstance(found, tuple) else (found,)
+            outputs = self._graph(images)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 @dataclass
@@ -89,20 +90,26 @@ class Differences:
     @property
     def acceptable(self) -> bool:
         """Whether the file computes what torch does, up to the precision of its numbers."""
-        close = self.box_excess <= self.tolerance.pixels and self.scores <= self.tolerance.scores
-        return close and self.unmatched <= 1 + int(self.tolerance.unmatched * self.detections)
+        boxes_are_close = self.box_excess <= self.tolerance.pixels
+        scores_are_close = self.scores <= self.tolerance.scores
+        most_unmatched = 1 + int(self.tolerance.unmatched * self.detections)
+        return boxes_are_close and scores_are_close and self.unmatched <= most_unmatched
 
     def add(self, boxes: tuple[Tensor, Tensor], scores: tuple[Tensor, Tensor]) -> None:
-        """Take in boxes [N, 4] and scores [N] or [N, C] of both, row by row."""
-        if not boxes[0].numel():
+        """Take in the file's and torch's boxes [N, 4] and scores [N] or [N, C], row by row."""
+        file_boxes, torch_boxes = boxes
+        file_scores, torch_scores = scores
+        if not file_boxes.numel():
             return
-        self.scores = max(self.scores, _largest((scores[0] - scores[1]).abs()))
-        best = scores[1].reshape(*boxes[1].shape[:-1], -1).amax(-1)
+        self.scores = max(self.scores, _largest((file_scores - torch_scores).abs()))
+
+        # Boxes are compared where the score is above the limit, or is nan.
+        best = torch_scores.reshape(*torch_boxes.shape[:-1], -1).amax(-1)
         compared = ~(best <= self.tolerance.above) | (self.tolerance.above == 0)
-        difference = (boxes[0] - boxes[1]).abs()[compared]
+        difference = (file_boxes - torch_boxes).abs()[compared]
         if difference.numel():
+            allowed = self.tolerance.of_boxes(torch_boxes)[compared]
             self.boxes_px = max(self.boxes_px, _largest(difference))
-            allowed = self.tolerance.of_boxes(boxes[1])[compared]
             self.box_excess = max(self.box_excess, _largest(difference - allowed))
 
     def __str__(self) -> str:
@@ -118,67 +125,78 @@ class Differences:
 def drawn_images(model: ExportedModel, count: int) -> list[Tensor]:
     """Return `count` images [1, 3, H, W] of colored patches, to compare without a data set."""
     height, width = model.canvas or (model.image_size, model.image_size)
-    patches = torch.rand(
-        count, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(0)
-    )
+    random = torch.Generator().manual_seed(0)
+    patches = torch.rand(count, 3, height // PATCH, width // PATCH, generator=random)
     return list(interpolate(patches, (height, width)).split(1))
 
 
 def _largest(values: Tensor) -> float:
-    """The maximum; infinity if there is a nan, which a comparison would hide."""
+    """Return the maximum; infinity if there is a nan, which a comparison would hide."""
     return float(values.nan_to_num(torch.inf, torch.inf, torch.inf).max())
 
 
 def compare(
     exported: ExportedBackend, reference: ExportedBackend, batches: Iterable[Tensor]
 ) -> Differences:
-    """Return the largest differences on batches of images [B, 3, H, W]. Each backend runs on its
-    own device.
+    """Return the largest differences on batches of images [B, 3, H, W].
+
+    Each backend runs on its own device.
     """
-    found = Differences(exported.model.precision)
+    differences = Differences(exported.model.precision)
     for images in batches:
-        ours = _predict(exported, images)
-        theirs = _predict(reference, images)
-        found.images += len(images)
+        differences.images += len(images)
+        file_boxes, file_scores = _predict(exported, images)
+        torch_boxes, torch_scores = _predict(reference, images)
+
         if exported.model.nms is None:
-            found.add((ours[0], theirs[0]), (ours[1], theirs[1]))
+            differences.add((file_boxes, torch_boxes), (file_scores, torch_scores))
             continue
-        for own, other in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
-            _add_matched(found, own, other)
-    return found
+        of_file = zip(file_boxes, file_scores, strict=True)
+        of_torch = zip(torch_boxes, torch_scores, strict=True)
+        for own, other in zip(of_file, of_torch, strict=True):
+            _add_matched(differences, own, other)
+    return differences
 
 
 def _predict(backend: ExportedBackend, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes [B, N, 4] and scores [B, N, C] of images on any device, on the CPU."""
-    found = backend.predict(images.to(backend.device))
-    return found.boxes_xyxy.cpu(), found.scores.cpu()
+    """Return boxes [B, N, 4] and scores [B, N, C] of images on any device, on the CPU."""
+    prediction = backend.predict(images.to(backend.device))
+    return prediction.boxes_xyxy.cpu(), prediction.scores.cpu()
 
 
 def _add_matched(
-    found: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
+    differences: Differences, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> None:
-    """Take in the detections of one image: boxes [D, 4] and scores [D, C], matched by class and
-    nearest box.
+    """Take in the detections of one image, matched by class and nearest box.
+
+    own, other: boxes [D, 4] and scores [D, C] of the file and of torch.
     """
-    (boxes, score, kind), (wanted, wanted_score, wanted_kind) = (
-        _used(*values) for values in (own, other)
-    )
-    distance = (boxes[:, None] - wanted).abs().amax(-1)
-    distance = torch.where(kind[:, None] == wanted_kind, distance, torch.inf)
-    left, allowed = set(range(len(boxes))), found.tolerance.of_boxes(wanted).amax(-1)
-    for column in range(len(wanted)):
+    boxes, scores, classes = _used(*own)
+    wanted_boxes, wanted_scores, wanted_classes = _used(*other)
+
+    # The largest difference of a coordinate, of each pair.  [own, wanted]
+    distance = (boxes[:, None] - wanted_boxes).abs().amax(-1)
+    same_class = classes[:, None] == wanted_classes
+    distance = torch.where(same_class, distance, torch.inf)
+    allowed = differences.tolerance.of_boxes(wanted_boxes).amax(-1)
+
+    # Each wanted detection takes the nearest that is left.
+    left = set(range(len(boxes)))
+    for column in range(len(wanted_boxes)):
         row = min(left, key=lambda index: float(distance[index, column]), default=None)
-        if row is None or distance[row, column] > 1 + found.tolerance.pixels + allowed[column]:
-            found.unmatched += 1
+        limit = 1 + differences.tolerance.pixels + allowed[column]
+        if row is None or distance[row, column] > limit:
+            differences.unmatched += 1
             continue
         left.remove(row)
-        found.add((boxes[row], wanted[column]), (score[row], wanted_score[column]))
-    found.unmatched += len(left)
-    found.detections += len(wanted)
+        differences.add((boxes[row], wanted_boxes[column]), (scores[row], wanted_scores[column]))
+
+    differences.unmatched += len(left)
+    differences.detections += len(wanted_boxes)
 
 
 def _used(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes, scores and classes of the rows that are used."""
-    best, kind = scores.max(-1)
+    """Return boxes, scores and classes of the rows that are used."""
+    best, class_id = scores.max(-1)
     used = best > 0
-    return boxes[used], best[used], kind[used]
+    return boxes[used], best[used], class_id[used]

@@ -20,34 +20,40 @@ class ExportedBackend(Backend):
     """The base class: a subclass runs the file's graph on a batch of a size that it takes."""
 
     def __init__(self, model: ExportedModel, device: torch.device, *, threads: int = 1) -> None:
-        self.model, self.device, self.threads = model, device, threads
-        self.num_classes, self.stride, self.canvas = len(model.names), model.stride, model.canvas
-        self.min_confidence = model.nms.confidence if model.nms else 0.0
-        self.max_detections = model.nms.max_detections if model.nms else None
+        self.model = model
+        self.device = device
+        self.threads = threads
+        self.num_classes = len(model.names)
+        self.stride = model.stride
+        self.canvas = model.canvas
         self.needs_nms = model.needs_nms
+        if model.nms:
+            self.min_confidence = model.nms.confidence
+            self.max_detections = model.nms.max_detections
 
     @abstractmethod
     def run(self, images: Tensor) -> Sequence[Tensor]:
-        """Return the file's outputs for images [B, 3, H, W], float32. Several threads may call
-        this.
+        """Return the file's outputs for images [B, 3, H, W], float32.
+
+        Several threads may call this.
         """
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
         self._check(images)
+
+        # In batches of the size that the file takes, the last one padded.
         size = self.model.batch_size or len(images)
         parts = [self._run_padded(part, size) for part in images.split(size)]
-        outputs = (
-            parts[0]
-            if len(parts) == 1
-            else [torch.cat(values) for values in zip(*parts, strict=True)]
-        )
+        outputs = parts[0]
+        if len(parts) > 1:
+            outputs = [torch.cat(values) for values in zip(*parts, strict=True)]
+
         if self.model.nms:
             return self._from_detections(outputs[0])
         boxes, scores = outputs
-        if boxes.shape != (*scores.shape[:2], 4) or scores.shape[::2] != (
-            len(images),
-            self.num_classes,
-        ):
+        boxes_fit = boxes.shape == (*scores.shape[:2], 4)
+        scores_fit = scores.shape[::2] == (len(images), self.num_classes)
+        if not boxes_fit or not scores_fit:
             raise self._unexpected(outputs)
         return Prediction(boxes, scores)
 
@@ -75,12 +81,15 @@ class ExportedBackend(Backend):
         return [values[: len(images)] for values in outputs]
 
     def _from_detections(self, rows: Tensor) -> Prediction:
-        """Detections [B, D, 6] as boxes and scores, which are 0 for all classes but one."""
+        """Return detections [B, D, 6] as boxes and scores, which are 0 for all classes but one."""
         if rows.dim() != 3 or rows.shape[2] != 6:
             raise self._unexpected([rows])
-        scores = rows.new_zeros(*rows.shape[:2], self.num_classes)
+        boxes = rows[..., :4]
+        score = rows[..., 4:5]
         class_id = rows[..., 5:].nan_to_num().long().clamp(0, self.num_classes - 1)
-        return Prediction(rows[..., :4], scores.scatter(2, class_id, rows[..., 4:5]))
+
+        scores = rows.new_zeros(*rows.shape[:2], self.num_classes)  # [B, D, C]
+        return Prediction(boxes, scores.scatter(2, class_id, score))
 
     def _unexpected(self, outputs: Sequence[Tensor]) -> ValueError:
         shapes = ", ".join(str(list(values.shape)) for values in outputs)

@@ -1,17 +1,40 @@
 """The modules that are exported: images -> boxes and scores, or -> detections.
 
-B images of H x W pixels, N predictions per image, C classes, D detections per image at most.
+B images of H x W pixels, N predictions per image, C classes, D detections per image at most,
+K candidates per image, M candidates above the confidence in the whole batch.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from models.detector import Detector
-from models.export.metadata import Suppression
+from models.export.metadata import ExportedModel, Suppression
 from utils.distributed.precision import widest_float
 
 MAX_CANDIDATES = 3000  # per image, as in models/nms.py
+
+
+@dataclass(frozen=True)
+class Export:
+    """A detector in eval mode, with its BatchNorm folded, and the metadata of its file."""
+
+    detector: Detector
+    model: ExportedModel
+
+    @property
+    def example(self) -> Tensor:
+        """Images [B, 3, H, W] of a size that the file takes.
+
+        No side is 1, which torch.export would treat as fixed.
+        """
+        stride = self.model.stride
+        height, width = self.model.canvas or (2 * stride, 3 * stride)
+        batch_size = self.model.batch_size or 2
+        device = next(self.detector.parameters()).device
+        return torch.full((batch_size, 3, height, width), 0.5, device=device)
 
 
 class RawGraph(nn.Module):
@@ -19,7 +42,8 @@ class RawGraph(nn.Module):
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
-        self.detector, self.dtype = detector, detector.dtype
+        self.detector = detector
+        self.dtype = detector.dtype
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.detector.decode(self.detector(images.to(self.dtype)))
@@ -30,7 +54,8 @@ class DetectionsGraph(nn.Module):
 
     def __init__(self, detector: Detector, nms: Suppression) -> None:
         super().__init__()
-        self.raw, self.nms = RawGraph(detector), nms
+        self.raw = RawGraph(detector)
+        self.nms = nms
 
     def forward(self, images: Tensor) -> Tensor:
         boxes_xyxy, scores = self.raw(images)
@@ -44,23 +69,28 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
     that a trace holds for any images, and one call suppresses the boxes of the whole batch:
     different images and classes do not overlap after a shift, in float64 where the device has it.
     """
-    best, class_id = scores.max(-1)
+    # The best class of each prediction, and of those the best K.
+    best, class_id = scores.max(-1)  # [B, N]
     order = best.argsort(stable=True, dim=1, descending=True)[:, :MAX_CANDIDATES]
-    best, class_id = best.gather(1, order), class_id.gather(1, order)
-    boxes = boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))
-    image, row = (best > nms.confidence).nonzero().unbind(1)
+    best = best.gather(1, order)  # [B, K]
+    class_id = class_id.gather(1, order)
+    boxes = boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))  # [B, K, 4]
+
+    # Of all images together, those above the confidence.
+    image, row = (best > nms.confidence).nonzero().unbind(1)  # [M]
     group = image if nms.agnostic else image * scores.shape[2] + class_id[image, row]
     wide = widest_float(boxes.device)
     shift = group[:, None].to(wide) * (boxes.max() - boxes.min() + 1).to(wide)
-    kept = torch.ops.torchvision.nms(
-        boxes[image, row].to(wide) + shift, best[image, row].to(wide), nms.iou
-    )
-    used = torch.zeros_like(best).index_put(
-        (image[kept], row[kept]), torch.ones_like(best[image[kept], row[kept]])
-    )
-    rows = (
-        torch.cat([boxes, best[..., None], class_id[..., None].to(best.dtype)], 2) * used[..., None]
-    )
+    shifted = boxes[image, row].to(wide) + shift
+    kept = torch.ops.torchvision.nms(shifted, best[image, row].to(wide), nms.iou)
+
+    # Rows of candidates that are not kept become 0.
+    kept_at = (image[kept], row[kept])
+    used = torch.zeros_like(best).index_put(kept_at, torch.ones_like(best[kept_at]))
+    columns = [boxes, best[..., None], class_id[..., None].to(best.dtype)]
+    rows = torch.cat(columns, 2) * used[..., None]  # [B, K, 6]
+
+    # At least D rows, of which the first D by score are returned.
     rows = pad(rows, (0, 0, 0, nms.max_detections))
     top = rows[..., 4].argsort(stable=True, dim=1, descending=True)[:, : nms.max_detections]
     return rows.gather(1, top[..., None].expand(-1, -1, 6))
@@ -73,8 +103,9 @@ def export_graph(detector: Detector, nms: Suppression | None) -> RawGraph | Dete
 
 
 def halve(detector: Detector) -> Detector:
-    """Convert the parameters to float16, in place; buffers, such as anchors, stay as they are.
-    Return the detector.
+    """Return the detector with its parameters converted to float16, in place.
+
+    Buffers, such as anchors, stay as they are.
     """
     for module in detector.modules():
         for parameter in module.parameters(recurse=False):

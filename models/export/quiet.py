@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings and no log messages below an error in the block."""
+    """Hide warnings, and log messages below an error, while the block runs."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

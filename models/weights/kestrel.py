@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from models.detector import Detector, check_shapes, mismatched_tensors
+from models.export import FORMATS
 from models.weights.conversion import load_module
 from models.weights.pickled_module import holds_module
 from models.weights.pretrained import where_published
@@ -25,7 +26,7 @@ WHERE_WEIGHTS_COME_FROM = (
 )
 
 # files that val.py and detect.py run, but that are not trained
-EXPORTED = (".onnx", ".torchscript", ".xml", ".engine")
+EXPORTED = (*(each.file_suffix for each in FORMATS.values()), ".engine")
 # whether it is such a file, and its reader
 EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))
 

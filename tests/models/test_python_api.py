@@ -340,7 +340,7 @@ def test_forked_child_that_cannot_use_the_model_says_what_to_do(weights, images,
     assert len(detector(images[0], channel_order="rgb")) == 20
     backend = detector.predictor.backend
     for attribute, value, runtime in (
-        ("works_after_fork", False, "OpenVINO"),
+        ("breaks_after_fork", "OpenVINO", "OpenVINO"),
         ("device", torch.device("cuda:0"), "cuda:0"),
     ):
         monkeypatch.setattr(backend, attribute, value)

@@ -9,6 +9,7 @@ from torch import nn
 import export
 from models import build_model
 from models.detector import Detector
+from models.export import FORMATS
 from models.heads.cells import OutputConv
 from utils.files import checkpoint_file
 
@@ -49,17 +50,12 @@ class Exports:
 
     def __call__(self, name: str, *flags: str) -> Path:
         key = (name, *flags)
-        if name != "torchscript":
-            pytest.importorskip("onnx", reason="an optional package")
-            pytest.importorskip("onnxscript", reason="an optional package")
-            pytest.importorskip(
-                {"onnx": "onnxruntime"}.get(name, name), reason="an optional package"
-            )
+        for package in FORMATS[name].packages:
+            pytest.importorskip(package, reason="an optional package")
         if key not in self._written:
             folder = self._folder / str(len(self._written))
             folder.mkdir()
             weights = save_checkpoint(folder / "m.pt", self.detector)
             export.run(["--weights", str(weights), "--include", name, *flags])
-            suffix = {"openvino": "_openvino_model"}.get(name, f".{name}")
-            self._written[key] = folder / f"m{suffix}"
+            self._written[key] = folder / f"m{FORMATS[name].suffix}"
         return self._written[key]

@@ -25,18 +25,17 @@ class OnnxBackend(ExportedBackend):
         self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
     ) -> None:
         super().__init__(model, device, threads=threads)
-        runtime = import_optional("onnxruntime", "an ONNX file")
+        runtime = require("onnxruntime", "an ONNX file")
+
         options = runtime.SessionOptions()
-        # A session has one pool of threads, which all callers share and which works beside each of
-        # them.
+        # A session has one pool of threads, which all callers share and which works beside each.
         options.intra_op_num_threads = max(1, torch.get_num_threads() - threads + 1)
-        # Threads that spin while they wait take the cores from letterboxing, NMS and other
-        # sessions.
+        # Threads that spin while they wait take the cores from letterboxing, NMS, other sessions.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors only, which are raised as well
-        wanted = providers(runtime, device)
+
         self._session = runtime.InferenceSession(
-            content, options, providers=wanted, enable_fallback=0
+            content, options, providers=providers(runtime, device), enable_fallback=0
         )
         if device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise ValueError(
@@ -46,13 +45,14 @@ class OnnxBackend(ExportedBackend):
 
     def run(self, images: Tensor) -> Sequence[Tensor]:
         given = {INPUT: images.contiguous().cpu().numpy()}
-        found = self._session.run(self._outputs, given)
-        return [torch.from_numpy(values).to(self.device) for values in found]
+        outputs = self._session.run(self._outputs, given)
+        return [torch.from_numpy(values).to(self.device) for values in outputs]
 
 
 def providers(runtime: Any, device: torch.device) -> list[Any]:
-    """Return the execution providers for a device. Raises ValueError if this onnxruntime does not
-    support it.
+    """Return the execution providers for a device.
+
+    Raises ValueError if this onnxruntime does not support the device.
     """
     if device.type == "cpu":
         return ["CPUExecutionProvider"]

@@ -7,21 +7,20 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from models.export import Export
-from models.export.graph import RawGraph
+from models.export.graph import Export, RawGraph
 from models.export.metadata import INPUT, KEY, MAX_BATCH, MAX_SIDE, RAW_OUTPUTS, ExportedModel
 from models.export.onnx.suppression import add_suppression
 from models.export.quiet import quiet
 from utils.optional_packages import import_optional
 
 MAX_BYTES = 2_000_000_000  # protobuf's limit is 2^31 - 1
-LOWEST_OPSET, HIGHEST_OPSET = 17, 23
+LOWEST_OPSET = 17
+HIGHEST_OPSET = 23
 
 
 @torch.no_grad()
 def onnx_bytes(export: Export) -> bytes:
-    """Return the file's bytes; its opset is the metadata's, or a higher one if torch's exporter
-    cannot write that.
+    """Return the file's bytes, in the metadata's opset or the next that torch's exporter can write.
 
     Raises ValueError if onnx or onnxscript is missing, or the model is too large for one file.
     """
@@ -32,23 +31,27 @@ def onnx_bytes(export: Export) -> bytes:
         raise ValueError(
             f"the weights have {size:,} bytes, at most {MAX_BYTES:,} fit into an ONNX file"
         )
+
     proto = _exported(export)
     _strip(proto)
     if export.model.nms:
         add_suppression(proto, export.model.nms, len(export.model.names))
+
     opset = next(entry.version for entry in proto.opset_import if entry.domain == "")
     return with_metadata(proto, replace(export.model, opset=opset))
 
 
 def _exported(export: Export) -> Any:
-    """The ModelProto of torch's exporter."""
-    stride, model = export.model.stride, export.model
-    shapes: dict[int, Any] = (
-        {0: Dim("batch", min=1, max=MAX_BATCH)} if model.batch_size is None else {}
-    )
+    """Return the ModelProto of torch's exporter."""
+    model = export.model
+    free: dict[int, Any] = {}  # the dimensions of the images that may vary
+    if model.batch_size is None:
+        free[0] = Dim("batch", min=1, max=MAX_BATCH)
     if model.canvas is None:
-        rows, columns = (Dim(name, min=1, max=MAX_SIDE // stride) for name in ("rows", "columns"))
-        shapes |= {2: stride * rows, 3: stride * columns}
+        most = MAX_SIDE // model.stride
+        free[2] = model.stride * Dim("rows", min=1, max=most)
+        free[3] = model.stride * Dim("columns", min=1, max=most)
+
     with quiet():
         program = torch.onnx.export(
             RawGraph(export.detector).eval(),
@@ -57,38 +60,35 @@ def _exported(export: Export) -> Any:
             opset_version=model.opset,
             input_names=[INPUT],
             output_names=list(RAW_OUTPUTS),
-            dynamic_shapes=(shapes,),
+            dynamic_shapes=(free,),
             verbose=False,
         )
     return program.model_proto  # type: ignore[union-attr]
 
 
 def _strip(proto: Any) -> None:
-    """Remove what the exporter notes of its source, such as paths of this machine, and name the
-    free dimensions.
-    """
+    """Remove what the exporter notes of its source, such as paths, and name the free dimensions."""
     graph = proto.graph
-    for part in (
-        proto,
-        graph,
-        *graph.node,
-        *graph.input,
-        *graph.output,
-        *graph.value_info,
-        *graph.initializer,
-    ):
+    values = [*graph.input, *graph.output]
+    for part in (proto, graph, *graph.node, *values, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     del graph.value_info[:]
+
     used = {node.domain for node in graph.node} | {""}
-    for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
+    unused = [entry for entry in proto.opset_import if entry.domain not in used]
+    for entry in unused:
         proto.opset_import.remove(entry)
-    free = (("batch", None, "height", "width"), *([("batch", "predictions", None)] * 2))
-    for value, names in zip((*graph.input, *graph.output), free, strict=True):
+
+    of_images = ("batch", None, "height", "width")
+    of_predictions = ("batch", "predictions", None)
+    for value, names in zip(values, (of_images, of_predictions, of_predictions), strict=True):
         for dimension, name in zip(value.type.tensor_type.shape.dim, names, strict=True):
             if dimension.HasField("dim_param"):
                 dimension.dim_param = name
-    proto.producer_name, proto.graph.name = "Kestrel", "detector"
+
+    proto.producer_name = "Kestrel"
+    graph.name = "detector"
 
 
 def with_metadata(proto: Any, model: ExportedModel) -> bytes:

@@ -30,8 +30,8 @@ class TorchScriptBackend(ExportedBackend):
     @torch.no_grad()
     def run(self, images: Tensor) -> Sequence[Tensor]:
         with exact_float32():
-            found = self._module(images)
-        return found if isinstance(found, tuple) else (found,)
+            outputs = self._module(images)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def load_torchscript(path: Path, device: torch.device, *, threads: int = 1) -> TorchScriptBackend:

@@ -1,6 +1,4 @@
-"""Write a detector as TorchScript: one flat function and its weights as constants, on no particular
-device.
-"""
+"""Write a detector as TorchScript: one flat function, its weights as constants, on any device."""
 
 import hashlib
 import io
@@ -10,8 +8,7 @@ from typing import Any
 
 import torch
 
-from models.export import Export
-from models.export.graph import export_graph
+from models.export.graph import Export, export_graph
 from models.export.quiet import quiet
 
 METADATA = "extra/kestrel.json"  # an entry of the archive, an "extra file" in torch's words
@@ -46,7 +43,7 @@ def follow_device(graph: Any) -> None:
 def _entries(saved: io.BytesIO) -> dict[str, bytes]:
     """Return the entries of an archive of torch.jit.save that torch.jit.load needs, by name.
 
-    The others are a random number, and tables from lines of the code to source files of this
+    The other ones are a random number, and tables from lines of the code to source files of this
     machine.
     """
     entries = {}
@@ -68,12 +65,12 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 def torchscript_digest(entries: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of the names and contents of all entries but the metadata, in any
-    order.
+    """Return the SHA-256 of the names and contents of all entries but the metadata.
+
+    The order of the entries does not matter.
     """
-    parts = [
-        f"{name} {hashlib.sha256(entries[name]).hexdigest()}"
-        for name in sorted(entries)
-        if name != METADATA
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    lines = []
+    for name in sorted(entries):
+        if name != METADATA:
+            lines.append(f"{name} {hashlib.sha256(entries[name]).hexdigest()}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

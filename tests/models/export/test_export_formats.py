@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.export import Export
+from models.export import FORMATS
 from models.export.compare import ReferenceBackend, compare
-from models.export.graph import halve
+from models.export.graph import Export, halve
 from models.export.metadata import ExportedModel, Suppression
 from models.export.quiet import quiet
 from models.export.torchscript.code import check_code
@@ -21,7 +21,6 @@ from tests.support.anchor_free import FAMILY
 from tests.support.exporting import NAMES, lively_detector
 
 CPU = torch.device("cpu")
-FORMATS = ["torchscript", "onnx", "openvino"]
 TABLES = Path(__file__).parents[2] / "tables"
 OTHER_HEADS = ["anchor_free.yaml", "decoupled.yaml", "distance.yaml", "dual.yaml"]
 NMS = Suppression(0.3, 0.45, 20, False)
@@ -43,11 +42,8 @@ def images(stride: int, *, fixed: bool = False) -> list[torch.Tensor]:
 
 
 def assert_like_torch(written: Writer, name: str, folder: Path, *, fixed: bool = False) -> None:
-    pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip(
-        {"onnx": "onnxruntime", "torchscript": "torch"}.get(name, name),
-        reason="an optional package",
-    )
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package, reason="an optional package")
     backend = load_backend(written.write(name, folder / "m.pt"), CPU).backend
     found = compare(
         backend, ReferenceBackend(written.reference), images(written.model.stride, fixed=fixed)
@@ -87,9 +83,8 @@ def test_other_families_are_exported(table, tmp_path):
 @pytest.mark.parametrize("opset", [17, 18, 20])
 def test_onnx_has_the_opset_and_no_trace_of_this_machine(opset, tiny_model, tmp_path):
     onnx = pytest.importorskip("onnx", reason="an optional package")
-    written = writer(tiny_model, canvas=(64, 64), batch_size=2, nms=NMS)
-    written.model = replace(written.model, opset=opset)
-    written.reference = replace(written.reference, model=written.model)
+    given = writer(tiny_model, canvas=(64, 64), batch_size=2, nms=NMS)
+    written = Writer(given.reference.detector, replace(given.model, opset=opset))
     content = written.write("onnx", tmp_path / "m.pt").read_bytes()
     proto = onnx.ModelProto.FromString(content)
     onnx.checker.check_model(proto, full_check=True)
@@ -136,10 +131,8 @@ def test_half_precision_files_are_close_and_half_as_large(name, tiny_model, tmp_
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
 @pytest.mark.parametrize("nms", [None, NMS])
 def test_8_bit_files_run_and_are_close(name, nms, tiny_model, tmp_path):
-    pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip(
-        {"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package"
-    )
+    for package in (*FORMATS[name].packages, *FORMATS[name].int8_packages):
+        pytest.importorskip(package, reason="an optional package")
     written = writer(tiny_model, canvas=(64, 64), batch_size=1, nms=nms, precision="int8")
     batches = [
         each[None] for each in torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -161,16 +154,16 @@ def test_folder_with_other_files_is_not_replaced(tmp_path):
     from models.export.openvino.write import require_replaceable
 
     folder = tmp_path / "m_openvino_model"
-    require_replaceable(folder)  # there is nothing
+    require_replaceable(folder, "m")  # there is nothing
     folder.mkdir()
     for name in ("metadata.json", "m.xml", "m.bin"):
         (folder / name).touch()
-    require_replaceable(folder)
+    require_replaceable(folder, "m")
     (folder / "thesis.txt").touch()
     with pytest.raises(
         ValueError, match="exists and holds other files than an OpenVINO export; move it away"
     ):
-        require_replaceable(folder)
+        require_replaceable(folder, "m")
     (tmp_path / "n_openvino_model").touch()
     with pytest.raises(ValueError, match="n_openvino_model: exists and holds other files"):
-        require_replaceable(tmp_path / "n_openvino_model")
+        require_replaceable(tmp_path / "n_openvino_model", "n")

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from models.backends.in_torch import TorchBackend
+from models.export import FORMATS
 from models.export.exported import ExportedBackend
 from models.export.openvino import run as openvino_runtime
 from models.export.openvino.read import read_openvino
@@ -32,7 +33,6 @@ from tests.support.fuzzing import mutate, result_or_error
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-FORMATS = ["torchscript", "onnx", "openvino"]
 each_format = pytest.mark.parametrize("name", FORMATS)
 STATIC = ("--batch", "2")
 WITH_NMS = ("--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
