@@ -36,22 +36,26 @@ class TorchBackend(Backend):
         threads: int = 1,
     ) -> None:
         self.detector = detector.eval()
-        self.num_classes, self.stride, self.dtype = (
-            detector.num_classes,
-            max(detector.strides),
-            detector.dtype,
-        )
+        self.num_classes = detector.num_classes
+        self.stride = max(detector.strides)
         self.needs_nms = detector.needs_nms
+        self.dtype = detector.dtype
         self.device = next(detector.parameters()).device
-        self.precision, self.packed = precision, packed
-        self._on_cpu = self.device.type == "cpu"
+        self.precision = precision
+        self.packed = packed
         self.threads = threads
+        self._on_cpu = self.device.type == "cpu"
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:
+        if self.packed:
+            images = images.to(self.precision)
+        if not self._on_cpu:
+            confidence = 0.0  # on a GPU the host would wait for the number of candidates
+
         with self._precision_context():
-            raw = self._raw(images.to(self.precision) if self.packed else images)
-            # On a GPU the host would wait for the number of candidates.
-            return Prediction(*self.detector.decode(raw, confidence if self._on_cpu else 0.0), raw)
+            raw = self._raw(images)
+            boxes_xyxy, scores = self.detector.decode(raw, confidence)
+        return Prediction(boxes_xyxy, scores, raw)
 
     def _precision_context(self) -> AbstractContextManager[Any]:
         if self.precision.itemsize == 2 and not self.packed:
@@ -59,11 +63,12 @@ class TorchBackend(Backend):
         return exact_float32()
 
     def _raw(self, images: Tensor) -> Any:
-        """Return the head's raw predictions for images [B, 3, H, W], on a CPU in passes of
-        PASS_PIXELS.
+        """Return the head's raw predictions for images, on a CPU in passes of PASS_PIXELS.
 
         With 16 images of 640 x 480 that takes 0.80 of the time of one pass.
         """
-        most = max(1, PASS_PIXELS // images[0, 0].numel()) if self._on_cpu else len(images)
+        most = len(images)
+        if self._on_cpu:
+            most = max(1, PASS_PIXELS // images[0, 0].numel())
         parts = [self.detector(part) for part in images.split(most)]
         return parts[0] if len(parts) == 1 else concatenate(parts)

@@ -1,5 +1,4 @@
-"""What an exported file says of itself, as JSON: names, sizes, input convention, non-maximum
-suppression.
+"""What an exported file says of itself, as JSON: names, sizes, conventions, suppression.
 
 The same JSON is in the file's metadata in every format. It is read strictly: another value or type
 is an error.
@@ -21,13 +20,12 @@ from utils.printable import excerpt, printable
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
 FORMAT = 2  # of this JSON
 MAX_JSON = 1 << 24  # characters
-MAX_SIDE, MAX_STRIDE, MAX_BATCH, MAX_CLASSES, MAX_DETECTIONS = (
-    1 << 16,
-    1 << 12,
-    1 << 16,
-    1 << 16,
-    1 << 16,
-)
+MAX_TEXT = 4096  # characters
+MAX_STRIDE = 1 << 12
+MAX_SIDE = 1 << 16
+MAX_BATCH = 1 << 16
+MAX_CLASSES = 1 << 16
+MAX_DETECTIONS = 1 << 16
 PRECISIONS = ("fp32", "fp16", "int8")
 INPUT = "images"
 RAW_OUTPUTS = ("boxes_xyxy", "scores")
@@ -56,8 +54,9 @@ CONVENTION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Suppression:
-    """Non-maximum suppression inside a file: the arguments of `non_max_suppression`, one class per
-    box.
+    """Non-maximum suppression inside a file, with one class per box.
+
+    The fields are the arguments of `non_max_suppression`.
     """
 
     confidence: float
@@ -102,9 +101,8 @@ class ExportedModel:
     def sealed(self, digest: str) -> "ExportedModel":
         """Return the metadata with `payload` set, for graph and weights with this digest."""
         bare = replace(self, payload="")
-        return replace(
-            self, payload=hashlib.sha256(f"{digest} {bare.to_json()}".encode()).hexdigest()
-        )
+        covered = f"{digest} {bare.to_json()}"
+        return replace(self, payload=hashlib.sha256(covered.encode()).hexdigest())
 
     def to_json(self) -> str:
         """Return the metadata as JSON, with the convention of inputs and outputs for readers."""
@@ -112,8 +110,9 @@ class ExportedModel:
 
 
 def read_metadata(text: str, file: Path) -> ExportedModel:
-    """Return the metadata in a file. Raises ValueError that names the file if it is not what
-    `to_json` writes.
+    """Return the metadata in a file.
+
+    Raises ValueError that names the file if it is not what `to_json` writes.
     """
     try:
         return _from_json(text)
@@ -128,13 +127,18 @@ def _from_json(text: str) -> ExportedModel:
         values = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({excerpt(str(error))})") from None
-    wanted = {"format", *CONVENTION, *(field.name for field in fields(ExportedModel))}
+
+    # The entries are those that this version writes.
+    other_format = f"it is not of format {FORMAT}: export the checkpoint again"
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"it is not of format {FORMAT}: export the checkpoint again")
+        raise ValueError(other_format)
+    wanted = {"format", *CONVENTION, *(field.name for field in fields(ExportedModel))}
     if not isinstance(values, dict) or values.keys() != wanted:
         raise ValueError(f"its entries must be {', '.join(sorted(wanted))}")
     if any(values[key] != value for key, value in CONVENTION.items()):
-        raise ValueError(f"it is not of format {FORMAT}: export the checkpoint again")
+        raise ValueError(other_format)
+
+    # Each value, and what two of them have to do with each other.
     checked = {name: check(name, values[name]) for name, check in CHECKS.items()}
     model = ExportedModel(**checked)
     for side in (model.image_size, *(model.canvas or ())):
@@ -163,11 +167,8 @@ def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    if (
-        not isinstance(value, list)
-        or not 1 <= len(value) <= MAX_CLASSES
-        or not all(type(v) is str for v in value)
-    ):
+    is_list = isinstance(value, list) and 1 <= len(value) <= MAX_CLASSES
+    if not is_list or not all(type(text) is str for text in value):
         raise ValueError(f"{name} must be a list of 1 to {MAX_CLASSES} texts")
     return tuple(value)
 
@@ -175,13 +176,13 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 def _canvas(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"{name} must be a height and a width")
-    height, width = (_whole(MAX_SIDE)(name, side) for side in value)
-    return height, width
+    check = _whole(MAX_SIDE)
+    return check(name, value[0]), check(name, value[1])
 
 
 def _text(name: str, value: Any) -> str:
-    if type(value) is not str or len(value) > 4096:
-        raise ValueError(f"{name} must be a text of at most 4096 characters")
+    if type(value) is not str or len(value) > MAX_TEXT:
+        raise ValueError(f"{name} must be a text of at most {MAX_TEXT} characters")
     return value
 
 
@@ -208,16 +209,15 @@ def _suppression(name: str, value: Any) -> Suppression:
         "confidence": _share,
         "iou": _share,
         "agnostic": _flag,
+        "max_detections": _whole(MAX_DETECTIONS),
     }
-    checks["max_detections"] = _whole(MAX_DETECTIONS)
     if not isinstance(value, dict) or value.keys() != checks.keys():
         raise ValueError(f"{name} must have the entries {', '.join(checks)}")
-    checked: dict[str, Any] = {
-        key: check(f"{name}.{key}", value[key]) for key, check in checks.items()
-    }
-    found = Suppression(**checked)
-    check_limits(found.confidence, found.iou, found.max_detections)
-    return found
+
+    checked = {key: check(f"{name}.{key}", value[key]) for key, check in checks.items()}
+    nms = Suppression(**checked)
+    check_limits(nms.confidence, nms.iou, nms.max_detections)
+    return nms
 
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {

@@ -29,10 +29,12 @@ def read_onnx(path: Path) -> tuple[bytes, ExportedModel]:
 
 def _read(path: Path) -> tuple[bytes, ExportedModel]:
     onnx = import_optional("onnx", "an ONNX file")
+
+    # The bytes, of a file that is not too large.
+    if not path.exists():
+        raise ValueError(f"{printable(path)}: no such file")
     if not path.is_file():
-        raise ValueError(
-            f"{printable(path)}: {'is not a regular file' if path.exists() else 'no such file'}"
-        )
+        raise ValueError(f"{printable(path)}: is not a regular file")
     if path.stat().st_size > MAX_FILE:
         raise ValueError(f"{printable(path)}: an ONNX file has at most {MAX_FILE} bytes")
     content = path.read_bytes()
@@ -42,8 +44,10 @@ def _read(path: Path) -> tuple[bytes, ExportedModel]:
         raise ValueError(
             f"{printable(path)}: is not an ONNX file or is damaged ({excerpt(str(error))})"
         ) from None
-    text = [entry.value for entry in proto.metadata_props if entry.key == KEY]
-    if len(text) != 1:
+
+    # The metadata, which is the only one.
+    texts = [entry.value for entry in proto.metadata_props if entry.key == KEY]
+    if len(texts) != 1:
         raise ValueError(
             f"{printable(path)}: has no metadata of Kestrel: export the checkpoint with export.py"
         )
@@ -52,7 +56,9 @@ def _read(path: Path) -> tuple[bytes, ExportedModel]:
             f"{printable(path)}: has metadata that Kestrel did not write: it was changed after the "
             "export"
         )
-    model = read_metadata(text[0], path)
+    model = read_metadata(texts[0], path)
+
+    # The graph, and the checksum of all.
     reason = next(objections(proto), "")
     if not reason and model.sealed(onnx_digest(proto)) != model:
         reason = (
@@ -68,35 +74,30 @@ def objections(proto: Any) -> Iterator[str]:
     """Yield the reasons to refuse a ModelProto."""
     if proto.functions or proto.training_info:
         yield "it has functions or training graphs, which are not supported"
-    for entry in proto.opset_import:
-        if entry.domain not in ("", "ai.onnx"):
+    for user in (*proto.opset_import, *proto.graph.node):
+        if user.domain not in ("", "ai.onnx"):
             yield (
-                f"it uses operators of the domain '{excerpt(entry.domain)}', only ONNX's own "
+                f"it uses operators of the domain '{excerpt(user.domain)}', only ONNX's own "
                 "are supported"
             )
+
     tensors = list(proto.graph.initializer)
-    tensors += [
-        part
-        for sparse in proto.graph.sparse_initializer
-        for part in (sparse.values, sparse.indices)
-    ]
+    sparse_tensors = list(proto.graph.sparse_initializer)
     for node in proto.graph.node:
-        if node.domain not in ("", "ai.onnx"):
-            yield (
-                f"it uses operators of the domain '{excerpt(node.domain)}', only ONNX's own "
-                "are supported"
-            )
         for attribute in node.attribute:
             if attribute.HasField("g") or attribute.graphs:
                 yield (
                     f"its operator {excerpt(node.op_type)} has a nested graph, which is not "
                     "supported"
                 )
-            tensors += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
-            sparse_tensors = [
-                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])
-            ]
-            for sparse in (*sparse_tensors, *attribute.sparse_tensors):
-                tensors += [sparse.values, sparse.indices]
+            tensors += attribute.tensors
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+            sparse_tensors += attribute.sparse_tensors
+            if attribute.HasField("sparse_tensor"):
+                sparse_tensors.append(attribute.sparse_tensor)
+
+    for sparse in sparse_tensors:
+        tensors += [sparse.values, sparse.indices]
     if any(tensor.external_data or tensor.data_location for tensor in tensors):
         yield "it keeps tensors in other files, which is not supported"

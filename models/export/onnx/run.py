@@ -25,7 +25,7 @@ class OnnxBackend(ExportedBackend):
         self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
     ) -> None:
         super().__init__(model, device, threads=threads)
-        runtime = require("onnxruntime", "an ONNX file")
+        runtime = import_optional("onnxruntime", "an ONNX file")
 
         options = runtime.SessionOptions()
         # A session has one pool of threads, which all callers share and which works beside each.

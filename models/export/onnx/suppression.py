@@ -16,6 +16,7 @@ from models.export.metadata import NMS_OUTPUTS, RAW_OUTPUTS, Suppression
 from utils.optional_packages import import_optional
 
 PREFIX = "nms_"  # of all names, so that none is taken
+FLOAT32 = 1  # onnx.TensorProto.FLOAT, which is not imported here
 
 
 class Nodes:
@@ -38,9 +39,8 @@ class Nodes:
 
     def many(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
         names = [self.name() for _ in range(outputs)]
-        self.graph.node.append(
-            self.helper.make_node(kind, list(inputs), names, names[0], **attributes)
-        )
+        node = self.helper.make_node(kind, list(inputs), names, names[0], **attributes)
+        self.graph.node.append(node)
         return names
 
     def one(self, kind: str, *inputs: str, **attributes: Any) -> str:
@@ -49,63 +49,87 @@ class Nodes:
 
 def add_suppression(proto: Any, nms: Suppression, num_classes: int) -> None:
     """Replace a ModelProto's outputs boxes_xyxy and scores by detections [B, D, 6], in place."""
-    graph, nodes = proto.graph, Nodes(proto.graph)
-    rows = _candidates(nodes)
-    used = _kept(nodes, *rows, nms, num_classes)
-    detections = nodes.one("Concat", *rows, axis=2)  # [B, K, 6]
-    detections = nodes.one("Mul", detections, used)
+    graph = proto.graph
+    nodes = Nodes(graph)
+    boxes, score, class_id = _candidates(nodes)
+    used = _kept(nodes, boxes, score, class_id, nms, num_classes)
+
+    # Rows of candidates that are not kept become 0; D rows of zeros follow.
+    rows = nodes.one("Concat", boxes, score, class_id, axis=2)  # [B, K, 6]
+    rows = nodes.one("Mul", rows, used)
     padding = nodes.constant([0, 0, 0, 0, nms.max_detections, 0])
-    detections = nodes.one("Pad", detections, padding)  # at least D rows
-    score = nodes.one("Gather", detections, nodes.constant(4), axis=2)  # [B, K + D]
-    best_first = nodes.many("TopK", score, nodes.constant([nms.max_detections]), outputs=2, axis=1)[
-        1
-    ]
-    _take(nodes, detections, best_first, output=NMS_OUTPUTS[0])
+    rows = nodes.one("Pad", rows, padding)  # [B, K + D, 6]
+
+    # The first D by score are the output.
+    row_score = nodes.one("Gather", rows, nodes.constant(4), axis=2)  # [B, K + D]
+    count = nodes.constant([nms.max_detections])
+    _, best_first = nodes.many("TopK", row_score, count, outputs=2, axis=1)  # [B, D]
+    _take(nodes, rows, best_first, output=NMS_OUTPUTS[0])
+
+    # The graph's outputs are replaced.
     batch = graph.input[0].type.tensor_type.shape.dim[0]
-    size = batch.dim_value or batch.dim_param
+    shape = [batch.dim_value or batch.dim_param, nms.max_detections, 6]
     del graph.output[:]
-    float32 = 1
-    shape = [size, nms.max_detections, 6]
-    graph.output.append(nodes.helper.make_tensor_value_info(NMS_OUTPUTS[0], float32, shape))
+    graph.output.append(nodes.helper.make_tensor_value_info(NMS_OUTPUTS[0], FLOAT32, shape))
 
 
 def _candidates(nodes: Nodes) -> tuple[str, str, str]:
-    """Boxes [B, K, 4], score [B, K, 1] and class [B, K, 1] of the highest scores, best first, lower
-    index first.
+    """Return boxes [B, K, 4], score and class [B, K, 1] of the highest scores, best first.
+
+    Of equal scores the lower index is first.
     """
     boxes, scores = RAW_OUTPUTS
+    # The best class of each prediction.
     best, index = nodes.many("TopK", scores, nodes.constant([1]), outputs=2, axis=2)  # [B, N, 1]
-    class_id = nodes.one("Cast", index, to=1)
-    rows = nodes.one("Gather", nodes.one("Shape", scores), nodes.constant([1]))
-    count = nodes.one("Min", rows, nodes.constant([MAX_CANDIDATES]))
-    order = nodes.many(
-        "TopK", nodes.one("Squeeze", best, nodes.constant([2])), count, outputs=2, axis=1
-    )[1]
+    class_id = nodes.one("Cast", index, to=FLOAT32)
+
+    # K is N, or less.
+    predictions = nodes.one("Gather", nodes.one("Shape", scores), nodes.constant([1]))
+    count = nodes.one("Min", predictions, nodes.constant([MAX_CANDIDATES]))
+
+    best_score = nodes.one("Squeeze", best, nodes.constant([2]))  # [B, N]
+    _, order = nodes.many("TopK", best_score, count, outputs=2, axis=1)  # [B, K]
     return _take(nodes, boxes, order), _take(nodes, best, order), _take(nodes, class_id, order)
 
 
 def _take(nodes: Nodes, values: str, rows: str, output: str = "") -> str:
-    """Rows [B, R, X] of values [B, N, X] at the indices [B, R]."""
-    index = nodes.one("Unsqueeze", rows, nodes.constant([2]))
-    width = nodes.one("Slice", nodes.one("Shape", values), nodes.constant([2]), nodes.constant([3]))
+    """Return the rows [B, R, X] of values [B, N, X] at the indices [B, R].
+
+    output: the name of the new value; "" for any.
+    """
+    index = nodes.one("Unsqueeze", rows, nodes.constant([2]))  # [B, R, 1]
+    sizes = nodes.one("Shape", values)
+    width = nodes.one("Slice", sizes, nodes.constant([2]), nodes.constant([3]))
     shape = nodes.one("Concat", nodes.one("Shape", rows), width, axis=0)
-    taken = nodes.one("GatherElements", values, nodes.one("Expand", index, shape), axis=1)
-    if output:
-        nodes.graph.node[-1].output[0] = output
-    return output or taken
+    index = nodes.one("Expand", index, shape)  # [B, R, X]
+    taken = nodes.one("GatherElements", values, index, axis=1)
+    if not output:
+        return taken
+    nodes.graph.node[-1].output[0] = output
+    return output
 
 
 def _kept(
     nodes: Nodes, boxes: str, score: str, class_id: str, nms: Suppression, num_classes: int
 ) -> str:
-    """1.0 for the candidates that are kept, else 0.0: [B, K, 1]."""
+    """Return 1.0 for the candidates that are kept, else 0.0: [B, K, 1].
+
+    Args:
+        nodes: of the graph.
+        boxes: of the candidates, [B, K, 4].
+        score: [B, K, 1].
+        class_id: [B, K, 1].
+        nms: the settings.
+        num_classes: C.
+    """
+    # Scores below the confidence, and of other classes than a candidate's own, become -1.
     above = nodes.one("Greater", score, nodes.constant(nms.confidence, np.float32))
     counted = nodes.one("Where", above, score, nodes.constant(-1, np.float32))
     if not nms.agnostic:
-        own = nodes.one(
-            "Equal", class_id, nodes.constant(np.arange(num_classes), np.float32)
-        )  # [B, K, C]
+        classes = nodes.constant(np.arange(num_classes), np.float32)
+        own = nodes.one("Equal", class_id, classes)  # [B, K, C]
         counted = nodes.one("Where", own, counted, nodes.constant(-1, np.float32))
+
     kept = nodes.one(  # [M, 3]: image, class, candidate
         "NonMaxSuppression",
         boxes,
@@ -114,10 +138,12 @@ def _kept(
         nodes.constant([nms.iou], np.float32),
         nodes.constant([0], np.float32),  # a score must be above it; OpenCV refuses negative ones
     )
+
+    # Ones at the candidates that are kept, in zeros of the shape [B, K].
     index = nodes.one("Gather", kept, nodes.constant([0, 2]), axis=1)  # [M, 2]
-    none = nodes.one(
-        "Mul", nodes.one("Squeeze", score, nodes.constant([2])), nodes.constant(0, np.float32)
-    )
+    flat_score = nodes.one("Squeeze", score, nodes.constant([2]))
+    none = nodes.one("Mul", flat_score, nodes.constant(0, np.float32))
     count = nodes.one("Slice", nodes.one("Shape", index), nodes.constant([0]), nodes.constant([1]))
     ones = nodes.one("Expand", nodes.constant([1], np.float32), count)
-    return nodes.one("Unsqueeze", nodes.one("ScatterND", none, index, ones), nodes.constant([2]))
+    used = nodes.one("ScatterND", none, index, ones)
+    return nodes.one("Unsqueeze", used, nodes.constant([2]))

@@ -30,20 +30,21 @@ class OpenVinoFiles(NamedTuple):
 
 
 def read_openvino(path: Path) -> OpenVinoFiles:
-    """Return the files of a folder that Kestrel exported. path: the folder, or the .xml file in it.
+    """Return the files of a folder that Kestrel exported.
 
-    Raises ValueError that names a file if one is missing, damaged or changed, or the graph has a
-    DTD, entities, operators that are not OpenVINO's own, nested graphs, or constants outside the
-    weights.
+    path: the folder, or the .xml file in it. Raises ValueError that names a file if one is missing,
+    damaged or changed, or the graph has a DTD, entities, operators that are not OpenVINO's own,
+    nested graphs, or constants outside the weights.
     """
     graph_file = _graph_file(path)
-    read = [
-        (graph_file.with_name(METADATA), MAX_METADATA),
-        (graph_file, MAX_GRAPH),
-        (graph_file.with_suffix(".bin"), MAX_WEIGHTS),
-    ]
-    text, graph, weights = (_bytes(file, most) for file, most in read)
-    model = read_metadata(text.decode("utf-8", "replace").strip(), read[0][0])
+    metadata_file = graph_file.with_name(METADATA)
+    weights_file = graph_file.with_suffix(".bin")
+
+    metadata = _bytes(metadata_file, MAX_METADATA)
+    graph = _bytes(graph_file, MAX_GRAPH)
+    weights = _bytes(weights_file, MAX_WEIGHTS)
+
+    model = read_metadata(metadata.decode("utf-8", "replace").strip(), metadata_file)
     try:
         GraphChecker(len(weights)).check(graph)
     except (ValueError, expat.ExpatError) as error:
@@ -53,8 +54,7 @@ def read_openvino(path: Path) -> OpenVinoFiles:
     if model.sealed(openvino_digest(graph, weights)) != model:
         raise ValueError(
             f"{printable(graph_file)}: its content and its .bin do not match the checksum in "
-            f"{METADATA}: they are "
-            "damaged, or were changed after the export"
+            f"{METADATA}: they are damaged, or were changed after the export"
         )
     return OpenVinoFiles(graph, weights, model)
 
@@ -64,13 +64,13 @@ def _graph_file(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise ValueError(f"{printable(path)}: no such folder")
-    found = sorted(path.glob("*.xml"))
-    if len(found) != 1:
+    graphs = sorted(path.glob("*.xml"))
+    if len(graphs) != 1:
         raise ValueError(
-            f"{printable(path)}: is a folder that has {len(found)} .xml files; an OpenVINO export "
+            f"{printable(path)}: is a folder that has {len(graphs)} .xml files; an OpenVINO export "
             "has one"
         )
-    return found[0]
+    return graphs[0]
 
 
 def _bytes(file: Path, most: int) -> bytes:
@@ -85,9 +85,7 @@ def _bytes(file: Path, most: int) -> bytes:
 
 
 class GraphChecker:
-    """Checks an OpenVINO graph while it is parsed. weights: the number of bytes of the .bin
-    file.
-    """
+    """Checks an OpenVINO graph while it is parsed. weights: bytes of the .bin file."""
 
     def __init__(self, weights: int) -> None:
         self.weights = weights
@@ -111,7 +109,8 @@ class GraphChecker:
         self._open.append(name)
         if len(self._open) > MAX_DEPTH:
             raise ValueError("it is nested too deeply")
-        if (len(self._open) == 1) != (name == "net"):
+        is_root = len(self._open) == 1
+        if is_root != (name == "net"):
             raise ValueError("it is not one OpenVINO model")
         if "rt_info" in self._open:
             self._check_note(name, attributes)
@@ -126,7 +125,8 @@ class GraphChecker:
         self._open.pop()
 
     def _start_layer(self, attributes: dict[str, str]) -> None:
-        self._layer, version = attributes.get("type", ""), attributes.get("version", "")
+        self._layer = attributes.get("type", "")
+        version = attributes.get("version", "")
         if not (version.startswith("opset") and version[5:].isdecimal()):
             raise ValueError(
                 f"its layer {excerpt(self._layer)} is of {excerpt(version)}, not one of OpenVINO's "
@@ -136,13 +136,16 @@ class GraphChecker:
             raise ValueError(f"it has a layer {self._layer}, which is not supported")
 
     def _check_range(self, attributes: dict[str, str]) -> None:
-        numbers = [attributes.get(key, "") for key in ("offset", "size")]
-        if not all(len(text) < 19 and text.isascii() and text.isdecimal() for text in numbers):
-            raise ValueError("a constant has no offset and size")
-        if sum(map(int, numbers)) > self.weights:
+        offset = attributes.get("offset", "")
+        size = attributes.get("size", "")
+        for text in (offset, size):
+            if len(text) >= 19 or not text.isascii() or not text.isdecimal():
+                raise ValueError("a constant has no offset and size")
+        if int(offset) + int(size) > self.weights:
             raise ValueError("a constant reaches outside the .bin file")
 
     def _check_note(self, name: str, attributes: dict[str, str]) -> None:
-        """Notes of the runtime: OpenVINO may not find weights of its own choice through them."""
-        if "weightless" in name or any("weightless" in value for value in attributes.values()):
+        """Refuse notes of the runtime through which OpenVINO finds weights of its own choice."""
+        texts = [name, *attributes.values()]
+        if any("weightless" in text for text in texts):
             raise ValueError("it names other weights")

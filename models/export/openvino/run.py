@@ -28,7 +28,7 @@ class OpenVinoBackend(ExportedBackend):
         self, files: OpenVinoFiles, device: torch.device, *, half: bool = False, threads: int = 1
     ) -> None:
         super().__init__(files.model, device, threads=threads)
-        runtime = require("openvino", "an OpenVINO model")
+        runtime = import_optional("openvino", "an OpenVINO model")
 
         # OpenVINO's first conversion of an array deadlocks if two threads make it at once, so this
         # thread makes it.

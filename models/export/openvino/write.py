@@ -17,8 +17,8 @@ def openvino_model(content: bytes) -> Any:
 
     Raises ValueError if openvino or onnx is missing.
     """
-    openvino = require("openvino", "export to OpenVINO")
-    onnx = require("onnx", "export to OpenVINO")
+    openvino = import_optional("openvino", "export to OpenVINO")
+    onnx = import_optional("onnx", "export to OpenVINO")
 
     proto = onnx.ModelProto.FromString(content)
     del proto.metadata_props[:]  # OpenVINO would copy it
@@ -29,7 +29,7 @@ def openvino_model(content: bytes) -> Any:
 
 def keep_order_of_ties(model: Any) -> None:
     """Make every TopK stable, in place: of equal scores the lower index is first, as in ONNX."""
-    opset = require("openvino.opset11", "export to OpenVINO")
+    opset = import_optional("openvino.opset11", "export to OpenVINO")
     for node in model.get_ordered_ops():
         if node.get_type_name() != "TopK":
             continue
@@ -56,7 +56,7 @@ def require_replaceable(folder: Path, stem: str) -> None:
 
 def write_openvino(folder: Path, stem: str, openvino_graph: Any, model: ExportedModel) -> None:
     """Write the folder, which does not exist; weights in 16 bits if the metadata says fp16."""
-    openvino = require("openvino", "export to OpenVINO")
+    openvino = import_optional("openvino", "export to OpenVINO")
     folder.mkdir()
     graph = folder / f"{stem}.xml"
     weights = folder / f"{stem}.bin"

@@ -32,64 +32,60 @@ TORCH_CALLS = re.compile(
     "|upsample_bicubic2d|upsample_bilinear2d|upsample_nearest2d|var|view|view_as|where|zeros"
     "|zeros_like"
 )
+PRIMITIVES = ("device", "dtype", "NumToTensor", "min", "max", "RaiseException", "data")
+CASTS = ("annotate", "int", "float", "bool", "unchecked_cast", "torch.device")
 OTHER_CALLS = frozenset(
-    [
-        f"ops.prim.{name}"
-        for name in ("device", "dtype", "NumToTensor", "min", "max", "RaiseException", "data")
-    ]
-    + ["ops.torchvision.nms", "annotate", "int", "float", "bool", "unchecked_cast", "torch.device"]
+    [*(f"ops.prim.{name}" for name in PRIMITIVES), "ops.torchvision.nms", *CASTS]
 )
 NODES = (
-    *(
-        ast.Module,
-        ast.ClassDef,
-        ast.FunctionDef,
-        ast.arguments,
-        ast.arg,
-        ast.Assign,
-        ast.AnnAssign,
-        ast.Return,
-    ),
-    *(
-        ast.Name,
-        ast.Attribute,
-        ast.Subscript,
-        ast.Call,
-        ast.keyword,
-        ast.Constant,
-        ast.List,
-        ast.Tuple,
-    ),
-    *(
-        ast.UnaryOp,
-        ast.USub,
-        ast.Not,
-        ast.BinOp,
-        ast.operator,
-        ast.Compare,
-        ast.cmpop,
-        ast.Load,
-        ast.Store,
-        ast.Pass,
-    ),
+    # statements
+    ast.Module,
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.arguments,
+    ast.arg,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Pass,
+    # values
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Call,
+    ast.keyword,
+    ast.Constant,
+    ast.List,
+    ast.Tuple,
+    ast.Load,
+    ast.Store,
+    # operators
+    ast.UnaryOp,
+    ast.USub,
+    ast.Not,
+    ast.BinOp,
+    ast.operator,
+    ast.Compare,
+    ast.cmpop,
 )
 
 
 def check_code(text: str) -> str:
-    """Return the name of the class, after checking that it has one method, `forward`, of allowed
-    operations.
+    """Return the name of the code's class, which has one method, `forward`, of allowed operations.
 
     Raises ValueError or SyntaxError otherwise.
     """
     tree = ast.parse(text)
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.ClassDef):
         raise ValueError("its code is not one class")
+
     owner = tree.body[0]
     methods = [statement for statement in owner.body if isinstance(statement, ast.FunctionDef)]
     if [method.name for method in methods] != ["forward"] or owner.decorator_list or owner.keywords:
         raise ValueError("its class must have one method, forward")
     if methods[0].decorator_list or methods[0].args.defaults:
         raise ValueError("its method forward has decorators or defaults")
+
     for node in walk(tree):
         _check_node(node)
     return owner.name
@@ -109,8 +105,6 @@ def _check_node(node: ast.AST) -> None:
         raise ValueError(f"its code has a {type(node).__name__}")
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func)
-        allowed = name in OTHER_CALLS or (
-            name.startswith("torch.") and TORCH_CALLS.fullmatch(name[6:])
-        )
-        if not allowed:
+        of_torch = name.startswith("torch.") and TORCH_CALLS.fullmatch(name[6:])
+        if name not in OTHER_CALLS and not of_torch:
             raise ValueError(f"its code calls {excerpt(name)}")

@@ -1,6 +1,6 @@
 """Read a TorchScript file as data, and refuse whatever Kestrel's own export does not need.
 
-TorchScript is a program: torchscript_code.py checks its code. The tensors of its pickles must lie
+TorchScript is a program: code.py checks its code. The tensors of its pickles must lie
 within their storages. A checksum covers all entries, and torch loads a new archive of the entries
 that were checked.
 """
@@ -37,13 +37,14 @@ FORMER_ENTRY = re.compile(r"\.data/serialization_id|code/__torch__(/\w+)*\.py\.d
 
 
 def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
-    """Return an archive for torch.jit.load of the checked entries of a file that Kestrel exported,
-    and its metadata.
+    """Return an archive of a file's checked entries, for torch.jit.load, and its metadata.
 
     Raises ValueError that names the file if it is damaged or changed, comes from another program,
     or is refused.
     """
     shown = printable(path)
+
+    # The entries as they are in the archive, and the metadata among them.
     try:
         entries = read_entries(path)
         text = entries[METADATA].decode() if METADATA in entries else None
@@ -63,6 +64,8 @@ def read_torchscript(path: Path) -> tuple[bytes, ExportedModel]:
         raise ValueError(
             f"{shown}: has no checksum, an older Kestrel exported it: export the checkpoint again"
         )
+
+    # What they hold, and the checksum of all.
     try:
         check_entries(entries)
     except Exception as error:  # the same, of pickles and of Python's parser
@@ -83,31 +86,32 @@ def read_entries(path: Path) -> dict[str, bytes]:
     Raises OSError, ValueError or BadZipFile.
     """
     with open_limited(path) as file:
-        size = path.stat().st_size
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
-        if len(infos) > MAX_ENTRIES or sum(info.compress_size for info in infos) > size:
+        stored = sum(info.compress_size for info in infos)
+        if len(infos) > MAX_ENTRIES or stored > path.stat().st_size:
             raise ValueError("its entries are larger than the file")
-        found: dict[str, bytes] = {}
+
+        entries: dict[str, bytes] = {}
         for info in infos:
             name = info.filename.partition("/")[2]
             is_former = FORMER_ENTRY.fullmatch(name) is not None
-            if name in found or not (is_former or ENTRY.fullmatch(name)):
+            is_known = is_former or ENTRY.fullmatch(name) is not None
+            if name in entries or not is_known:
                 raise ValueError(f"it has an entry {excerpt(info.filename)}")
-            found[name] = b"" if is_former else _content(archive, info, name)
-        return found
+            entries[name] = b"" if is_former else _content(archive, info, name)
+        return entries
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
-    """The bytes of an entry. torch compresses code, which older files still have; nothing else is
-    compressed.
-    """
+    """Return the bytes of an entry. Only code may be compressed, as torch and older files do."""
     is_code = name.startswith("code/")
     stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     if not stored and not (is_code and info.compress_type == zipfile.ZIP_DEFLATED):
         raise ValueError("its entries are compressed")
     if is_code and info.file_size > MAX_CODE:
         raise ValueError(f"its code has more than {MAX_CODE} bytes")
+
     content = bytearray()
     with archive.open(info) as stream:  # which ends at the size that the directory says
         while chunk := stream.read(CHUNK):
@@ -118,14 +122,13 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> byte
 
 
 def check_entries(entries: Mapping[str, bytes]) -> None:
-    """Raise ValueError unless the code is one function of allowed operations and the tensors fit
-    their storages.
-    """
+    """Raise ValueError unless the code is one allowed function and all tensors fit."""
     if entries.get("byteorder", b"little") != b"little":
         raise ValueError("its numbers are not little-endian")
     former = next((name for name in entries if FORMER_ENTRY.fullmatch(name)), None)
     if former is not None:
         raise ValueError(f"it has an entry {excerpt(former)}")
+
     sources = [content for name, content in entries.items() if name.startswith("code/")]
     if len(sources) != 1 or len(sources[0]) > MAX_CODE:
         raise ValueError("it has no code, or too much")
@@ -135,39 +138,34 @@ def check_entries(entries: Mapping[str, bytes]) -> None:
 
 
 def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
-    """Raise ValueError unless a pickle holds only tensors within their storages, and an object of
-    the code's class.
-    """
-    left = sum(map(len, entries.values()))
+    """Raise ValueError unless a pickle holds tensors within their storages, and a `kind` object."""
+    own_class = re.compile(rf"__torch__(\.\w+)*\.{re.escape(kind)}")
+    left = sum(map(len, entries.values()))  # bytes that tensors may still have together
     root = PickleReader().run(entries[f"{folder}.pkl"])
     for value in values_of(root):
-        if isinstance(value, Record):
-            name, args = value.kind, value.args
-            if re.fullmatch(rf"__torch__(\.\w+)*\.{re.escape(kind)}", name):
-                continue
-            if name != "torch._utils._rebuild_tensor_v2":
-                raise ValueError(f"it builds a {excerpt(name)}")
-            stored, offset, size, strides = args[:4]
-            content = (
-                entries.get(f"{folder}/{stored.key}", b"")
-                if isinstance(stored, StorageReference)
-                else b""
-            )
-            if (
-                not isinstance(stored, StorageReference)
-                or len(content) != stored.count * stored.dtype.itemsize
-            ):
-                raise ValueError("one of its tensors has another size than its storage")
-            if not is_view(stored.count, offset, size, strides):
-                raise ValueError("one of its tensors reaches outside its storage")
-            left -= len(content)
-            if left < 0:
-                raise ValueError("its tensors are larger than the file")
+        if not isinstance(value, Record) or own_class.fullmatch(value.kind):
+            continue
+        if value.kind != "torch._utils._rebuild_tensor_v2":
+            raise ValueError(f"it builds a {excerpt(value.kind)}")
+
+        stored, offset, size, strides = value.args[:4]
+        if not isinstance(stored, Stored):
+            raise ValueError("one of its tensors has another size than its storage")
+        content = entries.get(f"{folder}/{stored.key}", b"")
+        if len(content) != stored.count * stored.dtype.itemsize:
+            raise ValueError("one of its tensors has another size than its storage")
+        if not is_view(stored.count, offset, size, strides):
+            raise ValueError("one of its tensors reaches outside its storage")
+
+        left -= len(content)
+        if left < 0:
+            raise ValueError("its tensors are larger than the file")
 
 
 def values_of(root: Any) -> Iterator[Any]:
-    """Yield the values nested in an unpickled value. Raises ValueError for types that the export
-    does not write.
+    """Yield the values nested in an unpickled value.
+
+    Raises ValueError for types that the export does not write.
     """
     pending = [root]
     for _ in range(1_000_000):
@@ -175,6 +173,7 @@ def values_of(root: Any) -> Iterator[Any]:
             return
         value = pending.pop()
         yield value
+
         if isinstance(value, (list, tuple)):
             pending += value
         elif isinstance(value, dict):
@@ -182,7 +181,8 @@ def values_of(root: Any) -> Iterator[Any]:
         elif isinstance(value, Record):
             if value.items:
                 raise ValueError("it has an object with items")
-            pending += [] if value.kind.startswith("torch._utils.") else [value.args, value.state]
+            if not value.kind.startswith("torch._utils."):  # a tensor is checked as a whole
+                pending += [value.args, value.state]
         elif not isinstance(value, (str, int, float, bool, type(None), ClassName)):
             raise ValueError(f"it holds a {type(value).__name__}")
     raise ValueError("it is nested too deeply, or contains itself")
