@@ -46,7 +46,9 @@ class ExportFormat(ABC):
 
     def accepts(self, path: Path) -> bool:
         """Return whether a path is, by its name, a file of this format."""
-        return path.suffix == self.file_suffix or (self.is_folder and path.is_dir())
+        if self.is_folder and path.is_dir():
+            return True
+        return path.suffix == self.file_suffix
 
     def require_replaceable(self, path: Path) -> None:
         """Raise ValueError if something that is no export is at the path of a file to write."""

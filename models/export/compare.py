@@ -55,7 +55,8 @@ class ReferenceBackend(ExportedBackend):
     """Runs the graph that is exported, in torch, where the detector is."""
 
     def __init__(self, export: Export) -> None:
-        super().__init__(export.model, next(export.detector.parameters()).device)
+        device = next(export.detector.parameters()).device
+        super().__init__(export.model, device)
         self._graph = export_graph(export.detector, export.model.nms)
 
     @torch.no_grad()

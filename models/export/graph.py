@@ -76,12 +76,17 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
     class_id = class_id.gather(1, order)
     boxes = boxes_xyxy.gather(1, order[..., None].expand(-1, -1, 4))  # [B, K, 4]
 
-    # Of all images together, those above the confidence.
+    # Of all images together, those above the confidence; only boxes of one group compete.
     image, row = (best > nms.confidence).nonzero().unbind(1)  # [M]
-    group = image if nms.agnostic else image * scores.shape[2] + class_id[image, row]
+    group = image
+    if not nms.agnostic:
+        group = image * scores.shape[2] + class_id[image, row]
+
+    # Each group is moved away from the others, by more than any box reaches.
     wide = widest_float(boxes.device)
-    shift = group[:, None].to(wide) * (boxes.max() - boxes.min() + 1).to(wide)
-    shifted = boxes[image, row].to(wide) + shift
+    steps = group[:, None].to(wide)  # [M, 1]
+    reach = boxes.max() - boxes.min() + 1
+    shifted = boxes[image, row].to(wide) + steps * reach.to(wide)  # [M, 4]
     kept = torch.ops.torchvision.nms(shifted, best[image, row].to(wide), nms.iou)
 
     # Rows of candidates that are not kept become 0.

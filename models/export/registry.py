@@ -1,4 +1,7 @@
-"""The export formats by their name for `--include`. To add a format, add a line to FORMATS."""
+"""The export formats by their name for `--include`.
+
+To add a format, write a subclass of `ExportFormat` in a module here and add a line to FORMATS.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +22,10 @@ FORMATS: dict[str, ExportFormat] = {
 
 def format_of(path: Path) -> ExportFormat | None:
     """Return the format of a file or folder, by its name; None if it is not an exported file."""
-    return next((each for each in FORMATS.values() if each.accepts(path)), None)
+    for export_format in FORMATS.values():
+        if export_format.accepts(path):
+            return export_format
+    return None
 
 
 def require_packages(names: Sequence[str], *, int8: bool) -> None:

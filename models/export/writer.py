@@ -29,7 +29,8 @@ class Writer:
     def path(self, name: str, weights: Path) -> Path:
         """Return the path of the format `name` (of FORMATS) beside the checkpoint `weights`."""
         precision = "_int8" if self.model.precision == "int8" else ""
-        return weights.with_name(weights.stem + self.variant + precision + FORMATS[name].suffix)
+        suffix = FORMATS[name].suffix
+        return weights.with_name(f"{weights.stem}{self.variant}{precision}{suffix}")
 
     def write(
         self,
