@@ -203,7 +203,6 @@ from training.settings.recipe import TrainedWeights
 from training.start import place_model, start_model
 from training.state import TrainState, build_train_state
 from training.validation import EpochValidation
-from utils.threads import BackgroundTask
 from utils.distributed.devices import processes_for, tuned_convolutions
 from utils.distributed.host_copies import AsyncHostCopy, to_device
 from utils.distributed.memory import memory_gib
@@ -220,6 +219,7 @@ from utils.plots.pictures import Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
+from utils.threads import BackgroundTask
 
 FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 

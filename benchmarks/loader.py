@@ -62,7 +62,8 @@ def loaders(
         "workers": workers,
         "device": device,
     }
-    opened = open_base_images({"train": labels}, image_size, where="ram", folder=None, world=World(CPU))
+    splits = {"train": labels}
+    opened = open_base_images(splits, image_size, where="ram", folder=None, world=World(CPU))
     cached = opened["train"]
     if not isinstance(cached, CachedImages):
         raise SystemExit("the decoded images do not fit into memory")

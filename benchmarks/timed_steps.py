@@ -23,13 +23,13 @@ from training.compiled_loss import compile_loss
 from training.schedule import Schedule
 from training.settings.hyperparameters import Hyp
 from training.state import build_train_state
-from utils.threads import BackgroundTask
 from utils.distributed.devices import tuned_convolutions, wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.torch_compile import compile_model
 from utils.distributed.world import World
 from utils.progress import Progress
+from utils.threads import BackgroundTask
 
 NUM_CLASSES = 80
 LEARNING_RATE = 1e-3  # small enough that the loss stays finite on one batch repeated

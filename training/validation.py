@@ -12,9 +12,9 @@ from training.checkpoints.manager import CheckpointManager
 from training.evaluation import SplitPredictions, predict_split
 from training.results import epoch_line, results_row
 from training.state import TrainState
-from utils.threads import BackgroundTask
 from utils.log import EpochEnded, RunLog
 from utils.metrics.evaluation import Evaluation
+from utils.threads import BackgroundTask
 
 
 class EpochValidation:

@@ -20,10 +20,10 @@ from training.schedule import Schedule
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from training.state import TrainState
-from utils.threads import BackgroundTask
 from utils.distributed.precision import autocast_for
 from utils.distributed.replica import Model, Replica
 from utils.distributed.world import World
+from utils.threads import BackgroundTask
 
 CPU = torch.device("cpu")
 NAMES = ["disc", "square"]

@@ -23,8 +23,9 @@ def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
     ranges, the means of extreme values. Raises ValueError if nncf is missing.
     """
     with quiet():
-        nncf = import_optional("nncf", "quantization of an OpenVINO model")
-        ranges = import_optional("nncf.quantization.range_estimator", "quantization of an OpenVINO model")
+        purpose = "quantization of an OpenVINO model"
+        nncf = import_optional("nncf", purpose)
+        ranges = import_optional("nncf.quantization.range_estimator", purpose)
 
         in_float = nncf.IgnoredScope(
             names=sorted(float_operators(graph)),

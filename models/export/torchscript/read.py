@@ -149,7 +149,7 @@ def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
             raise ValueError(f"it builds a {excerpt(value.kind)}")
 
         stored, offset, size, strides = value.args[:4]
-        if not isinstance(stored, Stored):
+        if not isinstance(stored, StorageReference):
             raise ValueError("one of its tensors has another size than its storage")
         content = entries.get(f"{folder}/{stored.key}", b"")
         if len(content) != stored.count * stored.dtype.itemsize:
