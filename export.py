@@ -197,6 +197,7 @@ from models.export.registry import require_packages
 from models.loading import description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
 from training.evaluation import evaluate_split
+from utils import __version__
 from utils.distributed.devices import loader_workers, pick_devices
 from utils.distributed.host_copies import to_device
 from utils.distributed.launch import RankInfo
@@ -285,6 +286,7 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         digest=digest(detector),
         opset=args.opset,
         torch_version=str(torch.__version__),
+        kestrel_version=__version__,
     )
 
     # Only the files of the first head have the checkpoint's own name.

@@ -36,6 +36,7 @@ from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
 from training.start import check_model
 from training.state import TrainState
+from utils import __version__
 from utils.distributed.world import World
 from utils.files.checkpoint_file import digest_of_checkpoint
 from utils.files.disk import lock_folder
@@ -157,7 +158,7 @@ class Run:
             images=data.digests["train"],
             config=self.config.as_dict(),
             hyp=self.hyp.as_dict(),
-            versions={"torch": str(torch.__version__)},
+            versions={"kestrel": __version__, "torch": str(torch.__version__)},
         )
 
     def restore(self, state: TrainState[Any], images: int) -> None:

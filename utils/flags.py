@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from utils import __version__
 from utils.printable import did_you_mean
 from utils.startup import has_launcher, is_first_process, require_address_space
 from utils.terminal import report
@@ -41,6 +42,7 @@ class FlagParser(argparse.ArgumentParser):
         self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
         # an unknown flag, with _ instead of - -> what to use instead
         self.hints: dict[str, str] = {}
+        self.add_argument("--version", action=_Version, help="show the version of Kestrel and exit")
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
@@ -134,6 +136,20 @@ _HIDDEN: dict[str, Any] = {
     "default": argparse.SUPPRESS,
     "help": argparse.SUPPRESS,
 }
+
+
+class _Version(argparse.Action):
+    """Prints the version, with several processes only in rank 0, and exits."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"nargs": 0, "dest": argparse.SUPPRESS})
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> NoReturn:
+        if is_first_process(os.environ):
+            print(f"Kestrel {__version__}")
+        raise SystemExit(0)
 
 
 class _Refused(argparse.Action):

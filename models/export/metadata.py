@@ -18,7 +18,7 @@ from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
 
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
-FORMAT = 2  # of this JSON
+FORMAT = 3  # of this JSON
 MAX_JSON = 1 << 24  # characters
 MAX_TEXT = 4096  # characters
 MAX_STRIDE = 1 << 12
@@ -91,6 +91,7 @@ class ExportedModel:
     digest: str = ""
     opset: int = 0
     torch_version: str = ""
+    kestrel_version: str = ""
     payload: str = ""
 
     @property
@@ -236,5 +237,6 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "digest": _text,
     "opset": _whole(1000, 0),
     "torch_version": _text,
+    "kestrel_version": _text,
     "payload": _text,
 }

@@ -31,6 +31,7 @@ from training.run import open_run
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 from training.settings.recipe import TrainedWeights
+from utils import __version__
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import RUN_MARK
@@ -361,7 +362,7 @@ def test_description_has_settings_hyperparameters_and_data(tmp_path):
     )
     assert description.images == "abc"
     assert (description.config, description.hyp) == (run.config.as_dict(), run.hyp.as_dict())
-    assert description.versions == {"torch": str(torch.__version__)}
+    assert description.versions == {"kestrel": __version__, "torch": str(torch.__version__)}
 
 
 # ---------------------------------------------------------------------- state

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from utils import __version__
 from utils.flags import FlagParser, check_command_line
 
 
@@ -52,6 +53,15 @@ def test_help_omits_unsupported_flags(parser, capsys):
     said = capsys.readouterr().out
     assert "--epochs" in said
     assert "evolve" not in said
+
+
+def test_version_is_printed_by_rank_0_only(parser, capsys, monkeypatch):
+    for rank, printed in (("0", f"Kestrel {__version__}\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as end:
+            parser.read(["--version"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out == printed
 
 
 def test_help_says_every_default_once():

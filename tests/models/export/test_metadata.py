@@ -91,4 +91,4 @@ def test_files_of_an_older_format_are_to_be_exported_again():
     """Also if the older format had other entries."""
     older = json.loads(MODEL.to_json()) | {"format": 1}
     del older["needs_nms"]
-    assert refusal(json.dumps(older)).endswith("it is not of format 2: export the checkpoint again")
+    assert refusal(json.dumps(older)).endswith("it is not of format 3: export the checkpoint again")
