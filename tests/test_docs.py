@@ -23,11 +23,14 @@ import torch
 from torch.distributed import launch as older_launcher
 from torch.distributed import run as launcher
 
+import data.formats
 import detect
 import export
 import train
 import val
 from data.dataset_yaml import read_data_yaml
+from models.blocks.registry import LAYERS
+from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
 from tests.support.exporting import lively_detector, save_checkpoint
@@ -548,6 +551,35 @@ def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_pat
             np.testing.assert_allclose(box, expected, atol=0.051)
         total += len(found)
     assert total > 100
+
+
+EXTENDING = [
+    block for block in read_page(ROOT / "docs" / "extending.md")[0] if block.language == "python"
+]
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What an example registers is removed after the test."""
+    monkeypatch.setattr(data.formats, "FORMATS", data.formats.FORMATS)
+    before = [(registry, dict(registry)) for registry in (LAYERS, HEADS)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+def test_extending_page_has_an_example_for_each_kind_of_addition():
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "extending.md").read_text(), re.MULTILINE)
+    assert len(sections) == len(EXTENDING) == 8
+
+
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize("block", EXTENDING, ids=lambda block: str(block.line))
+def test_example_of_extending_page_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    padded = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
+    exec(compile(padded, str(block.page), "exec"), {"__name__": "example"})  # noqa: S102
 
 
 @pytest.mark.slow
