@@ -1,6 +1,6 @@
 """--optimizer auto and --hyp auto: optimizer, hyper-parameters and batch size from the data.
 
-docs/recipes.md gives the rules, and the measurements that each of them rests on.
+docs/recipes.md gives the rules, and the file of measurements that they rest on.
 """
 
 from dataclasses import dataclass, replace
