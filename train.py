@@ -35,7 +35,7 @@ from pathlib import Path
 
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
-from utils.distributed.launch import Launch, read_launch, spawn
+from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
@@ -172,50 +172,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data import Loader, build_loaders, open_dataset
-from data.balance import weights_after
-from data.cache import open_base_images
-from data.multi_scale import MultiScale
-from data.sampler import TrainSampler
-from data.splits import Dataset
-from models import Detector, build_loss
-from models.assign.targets import pad_targets
-from models.losses import Loss
-from models.weights.kestrel import detector_for_state
-from training.batch_size.autobatch import memory_advice
-from training.checkpoints.manager import CheckpointManager
-from training.checkpoints.preemption import SaveTrigger
-from training.compiled_loss import compile_loss
-from training.evaluation import evaluate_best
-from training.freezing import freeze, set_training
-from training.nonfinite import (
+from data import (
+    Dataset,
+    Loader,
+    MultiScale,
+    TrainSampler,
+    build_loaders,
+    open_base_images,
+    open_dataset,
+    weights_after,
+)
+from models import Detector, Loss, build_loss, detector_for_state, pad_targets
+from training import (
+    CheckpointManager,
+    EpochValidation,
     NonFiniteError,
+    Run,
+    SaveTrigger,
+    TrainState,
+    build_train_state,
+    compile_loss,
     describe_skipped,
     describe_skipped_in_epoch,
     describe_stuck,
+    draw_results,
+    evaluate_best,
+    freeze,
+    memory_advice,
     nan_if_nonfinite,
+    open_run,
+    place_model,
     refuse_mostly_skipped,
+    set_training,
+    start_model,
 )
-from training.result_pictures import draw_results
-from training.run import Run, open_run
 from training.settings.groups import augmentation, loss_gains, schedule
 from training.settings.recipe import TrainedWeights
-from training.start import place_model, start_model
-from training.state import TrainState, build_train_state
-from training.validation import EpochValidation
-from utils.distributed.devices import processes_for, tuned_convolutions
-from utils.distributed.host_copies import AsyncHostCopy, to_device
-from utils.distributed.memory import memory_gib
-from utils.distributed.modes import agree_on_precision, describe_mode
-from utils.distributed.precision import weights_dtype
-from utils.distributed.session import distributed_session
-from utils.distributed.torch_compile import compile_model, mode_without_reuse
-from utils.distributed.world import World
-from utils.files.folders import cache_folder
-from utils.images.letterbox import fit_to_stride, round_up_to_stride
+from utils.distributed import (
+    AsyncHostCopy,
+    World,
+    agree_on_precision,
+    compile_model,
+    describe_mode,
+    distributed_session,
+    memory_gib,
+    mode_without_reuse,
+    processes_for,
+    to_device,
+    tuned_convolutions,
+    weights_dtype,
+)
+from utils.files import cache_folder
+from utils.images import fit_to_stride, round_up_to_stride
 from utils.log import RunEnded, RunLog, RunStarted, Say
-from utils.metrics.evaluation import Evaluation, class_table
-from utils.plots.pictures import Pictures
+from utils.metrics import Evaluation, class_table
+from utils.plots import Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit

@@ -28,9 +28,8 @@ import gc
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from utils.distributed.launch import Launch, read_launch, spawn
+from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
@@ -121,7 +120,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
 
 
 def check_flags(args: Namespace) -> None:
-    """Raises ValueError for a flag that is out of range."""
+    """Raise ValueError for a flag that is out of range."""
     counts = (
         ("--batch-size", args.batch_size, 1),
         ("--max-det", args.max_det, 1),
@@ -144,9 +143,7 @@ if __name__ == "__main__":
     gc.disable()  # garbage collection would take a fifth of the import time
 
 
-from data import build_evaluation_loader
-from data.labels import Labels
-from data.splits import Dataset, open_dataset
+from data import Dataset, Labels, build_evaluation_loader, open_dataset
 from models.backends import Backend
 from models.backends.combined import MergedClasses
 from models.loading import (
@@ -157,89 +154,29 @@ from models.loading import (
     load_backend,
 )
 from models.weights.pretrained import fetch_weights
-from training.evaluation import evaluate_split
-from training.result_pictures import draw_results
+from training import draw_results, evaluate_split
 from training.settings.config import PER_MACHINE
-from utils.distributed.devices import describe, loader_workers, processes_for
-from utils.distributed.memory import ring_budget
-from utils.distributed.session import distributed_session
-from utils.distributed.world import World
-from utils.files import checkpoint_file
-from utils.files.folders import new_run_folder
+from utils.distributed import (
+    World,
+    describe,
+    distributed_session,
+    loader_workers,
+    processes_for,
+    ring_budget,
+)
+from utils.files import checkpoint_file, new_run_folder
 from utils.files.writers import write_json
 from utils.log import RunLog
-from utils.metrics.coco import format_summary
-from utils.metrics.coco_results import write_coco
-from utils.metrics.evaluation import Evaluation, class_table
-from utils.metrics.label_files import write_label_files
-from utils.plots.pictures import Pictures
+from utils.metrics import (
+    Evaluation,
+    class_table,
+    format_summary,
+    write_coco,
+    write_label_files,
+)
+from utils.plots import Pictures
 from utils.printable import counted
 from utils.terminal import run_and_exit
-
-
-def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[LoadedModel]:
-    """The models of all files. Raises ValueError if the processes read different weights."""
-    for path in paths if args.download else ():
-        fetch_weights(path)
-    loaded = [
-        load_backend(Path(path), world.device, half=args.half, head=args.head) for path in paths
-    ]
-    for path, model in zip(paths, loaded, strict=True):
-        world.require_same(path, f"{model.digest} {model.backend.precision}")
-    return loaded
-
-
-def combine_members(
-    paths: Sequence[str], loaded: Sequence[LoadedModel], dataset: Dataset, augment: bool
-) -> Backend:
-    """One backend of all models, with the classes of the data set. augment: with test-time
-    augmentation.
-
-    Raises ValueError, with the file's path, if the classes of a model differ from those of the data
-    set.
-    """
-    names = None if dataset.single_class else dataset.names
-    combined = combine(paths, loaded, names, str(dataset.file), augment=augment)
-    return MergedClasses(combined) if dataset.single_class else combined
-
-
-def crowded_images_note(labels: Labels, max_detections: int) -> str:
-    """Return a sentence if images have more objects than detections are kept, so that some must be
-    missed, else "".
-    """
-    objects = labels.objects_per_image()
-    crowded = int((objects > max_detections).sum())
-    if not crowded:
-        return ""
-    return (
-        f"--max-det {max_detections}: {counted(crowded, 'image')} with more objects than that, up "
-        f"to {objects.max()}, "
-        "so that some are missed in any case; choose a larger --max-det"
-    )
-
-
-def write_outputs(
-    args: Namespace, folder: Path, found: Evaluation, labels: Labels, names: Sequence[str]
-) -> str:
-    """Write metrics.json and the files of --save-txt and --save-json; return pycocotools' summary
-    of the latter.
-    """
-    paths = [labels.path(i) for i in range(len(labels))]
-    write_json(folder / "metrics.json", found.as_dict(names))
-    if args.save_txt:
-        write_label_files(
-            folder / "labels",
-            found.detections,
-            paths,
-            labels.image_ids,
-            labels.sizes,
-            scores=args.save_conf,
-        )
-    if not args.save_json:
-        return ""
-    images: dict[str, Any] = {"image_ids": labels.image_ids, "sizes": labels.sizes, "paths": paths}
-    classes: dict[str, Any] = {"names": names, "category_ids": labels.category_ids}
-    return write_coco(folder, found.truth, found.detections, found.coco.stats, **images, **classes)
 
 
 def main(args: Namespace, world: World) -> Evaluation:
@@ -249,82 +186,189 @@ def main(args: Namespace, world: World) -> Evaluation:
     load_detector do.
     """
     check_flags(args)
-    world.require_same(
-        "the command line", {k: v for k, v in vars(args).items() if k not in PER_MACHINE}
-    )
+    same_everywhere = {name: value for name, value in vars(args).items() if name not in PER_MACHINE}
+    world.require_same("the command line", same_everywhere)
+    log = RunLog(active=world.is_main)
+
+    # The models, and the data set that the first one was trained on
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
-    loaded = load_members(paths, world, args)
-    data = args.data or loaded[0].data
+    members = load_members(paths, world, args)
+    first = members[0]
+    data = args.data or first.data
     if not data:
         raise ValueError(
             f"{paths[0]}: does not name the data set that it was trained on; give --data"
         )
-
-    single = args.single_cls or loaded[0].single_class
-    speed, split = args.task == "speed", "val" if args.task == "speed" else args.task
-    log = RunLog(active=world.is_main)
-    reading: dict[str, Any] = {
-        "download": args.download,
-        "single_class": single,
-        "cache_dir": args.cache_dir,
-    }
-    reading |= loaded[0].tiles(args.tile, args.tile_overlap, args.tile_whole)
-    dataset = open_dataset(data, (split,), world, log.say, **reading)
-    backend = combine_members(paths, loaded, dataset, args.augment)
+    split = "val" if args.task == "speed" else args.task
+    tiles = first.tiles(args.tile, args.tile_overlap, args.tile_whole)
+    dataset = open_dataset(
+        data,
+        (split,),
+        world,
+        log.say,
+        download=args.download,
+        single_class=args.single_cls or first.single_class,
+        cache_dir=args.cache_dir,
+        **tiles,
+    )
+    backend = combine_members(paths, members, dataset, args.augment)
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
     if note := crowded_images_note(labels.whole, args.max_det):
         log.say(note)
 
-    created = (
-        str(new_run_folder(Path(args.project), args.name, args.exist_ok)) if world.is_main else ""
-    )
+    # The run folder
+    created = ""
+    if world.is_main:
+        created = str(new_run_folder(Path(args.project), args.name, args.exist_ok))
     folder = Path(world.broadcast_object(created))
     if world.devices:
         log.say(
             f"one process uses one device, {world.device}; --spawn starts a process for each device"
         )
-    wanted = (
-        [args.imgsz or loaded[0].image_size] * 2
-        if args.square
-        else [args.imgsz]
-        if args.imgsz
-        else []
-    )
-    size, canvas = canvas_for(backend, wanted, loaded[0].image_size)
-    workers = loader_workers(args.workers, args.batch_size, world.device, world.local_size)
-    process: dict[str, Any] = {
-        "device": world.device,
-        "rank": world.rank,
-        "size": world.size,
-        "workers": workers,
-    }
-    process |= {"image_size": size, "stride": backend.stride, "canvas": canvas}
-    process |= {"ring_bytes": ring_budget(world.local_size), "say": log.say}
-    loader = build_evaluation_loader(labels, batch_size=args.batch_size, **process)
-    log.say(f"{', '.join(paths)} on {data}, {split} split, {size} px, {describe(world.device)}")
 
+    # This rank's share of the images
+    image_size, canvas = choose_canvas(backend, first.image_size, args)
+    loader = build_evaluation_loader(
+        labels,
+        batch_size=args.batch_size,
+        image_size=image_size,
+        stride=backend.stride,
+        canvas=canvas,
+        workers=loader_workers(args.workers, args.batch_size, world.device, world.local_size),
+        device=world.device,
+        rank=world.rank,
+        size=world.size,
+        ring_bytes=ring_budget(world.local_size),
+        say=log.say,
+    )
+    device = describe(world.device)
+    log.say(f"{', '.join(paths)} on {data}, {split} split, {image_size} px, {device}")
+
+    # Evaluate
+    confidence, iou = thresholds(args)
     result = evaluate_split(
         backend,
         loader,
         world,
-        confidence=0.25 if speed else args.conf_thres,
-        iou=0.45 if speed else args.iou_thres,
+        confidence=confidence,
+        iou=iou,
         max_detections=args.max_det,
         active=world.is_main,
     )
-    log.table(class_table(result, dataset.names, verbose=args.verbose or len(dataset.names) <= 20))
+
+    # Results
+    every_class = args.verbose or len(dataset.names) <= 20
+    log.table(class_table(result, dataset.names, verbose=every_class))
     log.table(format_summary(result.coco.stats))
     log.say(f"{result.describe_times()} per {dataset.unit}, in batches of {args.batch_size}")
     draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
-    if world.is_main and (
-        summary := write_outputs(args, folder, result, labels.whole, dataset.names)
-    ):
-        log.table(summary)
+    if world.is_main:
+        pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
+        if pycocotools_summary:
+            log.table(pycocotools_summary)
     log.say(f"results written to {folder}")
     world.wait_for_main()
     return result
+
+
+def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[LoadedModel]:
+    """Return the models of all files.
+
+    Raises ValueError if the processes read different weights.
+    """
+    members = []
+    for path in paths:
+        if args.download:
+            fetch_weights(path)
+        model = load_backend(Path(path), world.device, half=args.half, head=args.head)
+        members.append(model)
+    for path, model in zip(paths, members, strict=True):
+        world.require_same(path, f"{model.digest} {model.backend.precision}")
+    return members
+
+
+def combine_members(
+    paths: Sequence[str], members: Sequence[LoadedModel], dataset: Dataset, augment: bool
+) -> Backend:
+    """Return one backend of all models, with the classes of the data set.
+
+    augment: with test-time augmentation. Raises ValueError, with the file's path, if the classes of
+    a model differ from those of the data set.
+    """
+    names = None if dataset.single_class else dataset.names
+    combined = combine(paths, members, names, str(dataset.file), augment=augment)
+    return MergedClasses(combined) if dataset.single_class else combined
+
+
+def choose_canvas(
+    backend: Backend, trained_size: int, args: Namespace
+) -> tuple[int, tuple[int, int] | None]:
+    """Return the long side of the images in pixels, and (height, width) if all have the same.
+
+    trained_size: the long side that the model was trained with. Raises ValueError as `canvas_for`.
+    """
+    wanted = [args.imgsz] if args.imgsz else []
+    if args.square:
+        side = args.imgsz or trained_size
+        wanted = [side, side]
+    return canvas_for(backend, wanted, trained_size)
+
+
+def thresholds(args: Namespace) -> tuple[float, float]:
+    """Return the confidence and the NMS IoU threshold: for --task speed those of detection."""
+    if args.task == "speed":
+        return 0.25, 0.45
+    return args.conf_thres, args.iou_thres
+
+
+def crowded_images_note(labels: Labels, max_detections: int) -> str:
+    """Return a sentence if images have more objects than detections are kept, else "".
+
+    Some objects must be missed then.
+    """
+    objects = labels.objects_per_image()
+    crowded = int((objects > max_detections).sum())
+    if not crowded:
+        return ""
+    return (
+        f"--max-det {max_detections}: {counted(crowded, 'image')} with more objects than that, up "
+        f"to {objects.max()}, so that some are missed in any case; choose a larger --max-det"
+    )
+
+
+def write_outputs(
+    args: Namespace, folder: Path, result: Evaluation, labels: Labels, names: Sequence[str]
+) -> str:
+    """Write metrics.json and the files of --save-txt and --save-json.
+
+    Returns pycocotools' summary of the latter, or "".
+    """
+    paths = [labels.path(index) for index in range(len(labels))]
+    write_json(folder / "metrics.json", result.as_dict(names))
+    if args.save_txt:
+        write_label_files(
+            folder / "labels",
+            result.detections,
+            paths,
+            labels.image_ids,
+            labels.sizes,
+            scores=args.save_conf,
+        )
+    if not args.save_json:
+        return ""
+    return write_coco(
+        folder,
+        result.truth,
+        result.detections,
+        result.coco.stats,
+        image_ids=labels.image_ids,
+        sizes=labels.sizes,
+        paths=paths,
+        names=names,
+        category_ids=labels.category_ids,
+    )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

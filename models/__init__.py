@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 from utils.lazy_listing import lazy_listing
 
 if TYPE_CHECKING:
+    from models.assign.targets import pad_targets
     from models.detector import Detector, build_model, check_shapes, count_parameters
     from models.head_registry import build_loss
     from models.losses import Loss, LossGains
     from models.python_api import LoadedDetector, load
     from models.result import ReachedLimits, Result, count_text
+    from models.weights.kestrel import detector_for_state
 
 __all__, __getattr__ = lazy_listing(
     __name__,
     {
+        "assign.targets": ["pad_targets"],
         "detector": ["Detector", "build_model", "check_shapes", "count_parameters"],
         "head_registry": ["build_loss"],
         "losses": ["Loss", "LossGains"],
         "python_api": ["LoadedDetector", "load"],
         "result": ["ReachedLimits", "Result", "count_text"],
+        "weights.kestrel": ["detector_for_state"],
     },
 )
