@@ -393,7 +393,7 @@ def detect_frames(
         yield from batch
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run_script(arguments: Sequence[str] | None = None) -> None:
     """Detect as the command line says, until a signal ends it."""
     with end_on_signals():
         main(parse_args(arguments))
@@ -401,4 +401,4 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     gc.enable()
-    run_and_exit(run)
+    run_and_exit(run_script)

@@ -429,9 +429,9 @@ def report_loss(
         )
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run_script(arguments: Sequence[str] | None = None) -> None:
     main(parse_args(arguments))
 
 
 if __name__ == "__main__":
-    run_and_exit(run)
+    run_and_exit(run_script)

@@ -573,7 +573,8 @@ def open_model(
     )
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run_script(arguments: Sequence[str] | None = None) -> None:
+    """Train as the command line says; --spawn starts a process for each device first."""
     with distributed_session() as connect:
         flags, launch = parse_args(arguments)
         if launch.spawn is not None:
@@ -584,4 +585,4 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     gc.enable()
-    run_and_exit(run)
+    run_and_exit(run_script)

@@ -371,7 +371,8 @@ def write_outputs(
     )
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run_script(arguments: Sequence[str] | None = None) -> None:
+    """Validate as the command line says; --spawn starts a process for each device first."""
     with distributed_session() as connect:
         args, launch = parse_args(arguments)
         if launch.spawn is not None:
@@ -382,4 +383,4 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     gc.enable()
-    run_and_exit(run)
+    run_and_exit(run_script)

@@ -460,7 +460,7 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
             shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
         write_named_files(list(words), tmp_path / "finished/exp")
         if "m.onnx" in words:
-            export.run(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
+            export.run_script(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
         written = "*.png" if script == "detect" else "metrics.json"
@@ -489,7 +489,7 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
         write_named_files(words, tmp_path / "runs/train/exp")
         flags = ["--img", "64", "--data", data, "--cache-dir", cache, "--workers", "0"]
         try:
-            export.run([*words[2:], *flags])
+            export.run_script([*words[2:], *flags])
         except (
             FaultError
         ) as error:  # a model that has learned nothing may lose mAP, but never differ from torch

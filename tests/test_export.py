@@ -45,7 +45,7 @@ def weights(detector, tmp_path, tiny_data):
 @pytest.fixture
 def run(weights, tmp_path):
     """run("--nms", ...) exports the checkpoint."""
-    return lambda *flags: export.run(
+    return lambda *flags: export.run_script(
         ["--weights", str(weights), "--cache-dir", str(tmp_path / "cache"), *flags]
     )
 
@@ -93,7 +93,7 @@ def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
         (["--head", "o2o"], "o2o", "m.torchscript"),
         (["--head", "o2m"], "o2m", "m_o2m.torchscript"),
     ):
-        export.run(["--weights", str(weights), "--img", "64", *flags])
+        export.run_script(["--weights", str(weights), "--img", "64", *flags])
         printed = capsys.readouterr().out
         assert f"m.pt: exports the head {chosen}; choose with --head (o2o or o2m)" in printed
         assert f"written to {tmp_path}/{file}" in printed
@@ -106,11 +106,11 @@ def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
 def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [save_checkpoint(tmp_path / name, detector) for name in ("a.pt", "ü b.pt")]
-    export.run(["--weights", *map(str, paths)])
+    export.run_script(["--weights", *map(str, paths)])
     assert written(tmp_path) == {"a.pt", "ü b.pt", "a.torchscript", "ü b.torchscript"}
     (tmp_path / "runs/train/exp/weights").mkdir(parents=True)
     save_checkpoint(tmp_path / "runs/train/exp/weights/best.pt", detector)
-    export.run([])
+    export.run_script([])
     assert (tmp_path / "runs/train/exp/weights/best.torchscript").exists()
 
 
@@ -374,7 +374,7 @@ def test_8_bit_export_without_data_is_refused(detector, tmp_path):
     with pytest.raises(
         ValueError, match="does not name the data set that it was trained on; give --data"
     ):
-        export.run(["--weights", str(weights), "--include", "onnx", "--int8"])
+        export.run_script(["--weights", str(weights), "--include", "onnx", "--int8"])
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ def test_lines_about_memory_and_speed_are_reported():
 
 @linux_only
 def test_command_has_exit_code_and_output(tmp_path):
-    done = run_command(train.run, ["--no-such-flag"], tmp_path / "a" / "train.txt")
+    done = run_command(train.run_script, ["--no-such-flag"], tmp_path / "a" / "train.txt")
     assert done.code == 2
     assert done.lines == ["error: unknown flag --no-such-flag; --help lists the flags"]
 

@@ -561,7 +561,7 @@ def test_invalid_train_input_gives_one_line_error_and_no_folder(
         str(tmp_path / "cache"),
     ]
     arguments = ["--cfg", tiny_model, "--device", "cpu", *paths, *flags]
-    assert exit_code_of(lambda: train.run(arguments)) == 2
+    assert exit_code_of(lambda: train.run_script(arguments)) == 2
     errors = capsys.readouterr().err
     assert sentence in errors
     assert errors.startswith("error: ")

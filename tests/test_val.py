@@ -257,7 +257,7 @@ def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
 def test_invalid_val_command_line_gives_one_line_error(flags, sentence, capsys):
-    assert exit_code_of(lambda: val.run(["--device", "cpu", *flags])) == 2
+    assert exit_code_of(lambda: val.run_script(["--device", "cpu", *flags])) == 2
     errors = capsys.readouterr().err
     assert sentence in errors
     assert errors.count("\n") == 1

@@ -61,7 +61,7 @@ def validated(
     words += ["--device", scope.device, "--batch-size", "32"]
     words += ["--workers", str(scope.sizes.workers), "--cache-dir", str(scope.cache)]
     words += ["--project", str(scope.folder / "val"), "--name", name, "--exist-ok", *flags]
-    done = run_command(val.run, words, scope.folder / "output" / f"{name}.txt")
+    done = run_command(val.run_script, words, scope.folder / "output" / f"{name}.txt")
     yield from done.findings(f"val.py {name}")
     if done.code:
         return

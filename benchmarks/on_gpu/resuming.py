@@ -80,7 +80,7 @@ def start(scope: Scope, name: str, *flags: str) -> Command:
     words += ["--save-minutes", str(sizes.save_minutes), *flags]
 
     output = scope.folder / "output" / f"resume-{name}{len(flags)}.txt"
-    return Command(train.run, training_words(scope, name, *words), output, use_fixed_order)
+    return Command(train.run_script, training_words(scope, name, *words), output, use_fixed_order)
 
 
 def use_fixed_order() -> None:

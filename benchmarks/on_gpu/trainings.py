@@ -89,7 +89,7 @@ def one_training(scope: Scope, name: str, *flags: str, learns: bool) -> Iterator
     fall.
     """
     words = training_words(scope, name, *flags)
-    done = run_command(train.run, words, scope.folder / "output" / f"{name}.txt")
+    done = run_command(train.run_script, words, scope.folder / "output" / f"{name}.txt")
     yield from done.findings(f"train.py {' '.join(flags)}", said(done))
     if done.code == 0:
         yield from learned(scope.folder / "runs" / name / "results.csv", learns)

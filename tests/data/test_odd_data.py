@@ -178,7 +178,7 @@ def test_error_messages_escape_control_characters_of_names(text, tmp_path, tiny_
     file = root / "data\n.yaml"
     file.write_text("train: images\nval: images\nnames: [a, b]\n")
     with assert_unchanged(root):
-        assert exit_code_of(lambda: train.run(flags(file, tiny_model, tmp_path))) == 2
+        assert exit_code_of(lambda: train.run_script(flags(file, tiny_model, tmp_path))) == 2
     output = capfd.readouterr()
     assert_printable(output.out)
     assert output.err.startswith("error: ")

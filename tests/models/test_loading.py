@@ -213,7 +213,7 @@ def test_exported_file_has_the_chosen_head(two_heads, tmp_path, flags):
     """export.py compares the file's predictions with those of torch."""
     path = tmp_path / "m.pt"
     path.write_bytes(two_heads[0].read_bytes())
-    export.run(["--weights", str(path), "--img", "64", *flags])
+    export.run_script(["--weights", str(path), "--img", "64", *flags])
     file = tmp_path / ("m_o2m.torchscript" if "o2m" in flags else "m.torchscript")
     backend = load_backend(file, CPU).backend
     for name, given in (("head", {"head": "o2o"}), ("precision", {"half": True})):

@@ -56,6 +56,6 @@ class Exports:
             folder = self._folder / str(len(self._written))
             folder.mkdir()
             weights = save_checkpoint(folder / "m.pt", self.detector)
-            export.run(["--weights", str(weights), "--include", name, *flags])
+            export.run_script(["--weights", str(weights), "--include", name, *flags])
             self._written[key] = folder / f"m{FORMATS[name].suffix}"
         return self._written[key]

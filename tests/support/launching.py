@@ -275,7 +275,7 @@ def _run(script: str, arguments: list[str] | None = None) -> None:
     if seconds := float(os.environ.get("KESTREL_LINGER", "0")):
         real = os._exit
         os._exit = lambda code: (time.sleep(seconds), real(code))
-    run_and_exit(lambda: module.run(arguments))
+    run_and_exit(lambda: module.run_script(arguments))
 
 
 if __name__ == "__main__":

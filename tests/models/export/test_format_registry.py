@@ -98,13 +98,13 @@ def test_a_new_format_is_one_record(tmp_path, tiny_model, monkeypatch, capsys):
 
     monkeypatch.setitem(FORMATS, "copied", Copied())
     weights = save_checkpoint(tmp_path / "m.pt", lively_detector(tiny_model))
-    export.run(["--weights", str(weights), "--include", "copied"])
+    export.run_script(["--weights", str(weights), "--include", "copied"])
     assert "m.copied: boxes differ from torch by at most 0 px" in capsys.readouterr().out
     loaded = load_backend(tmp_path / "m.copied", export.CPU)
     assert loaded.backend.canvas == (64, 64)
 
     flags = ["--weights", str(weights), "--include"]
-    assert exit_code_of(lambda: export.run([*flags, "onyx"])) == 2
+    assert exit_code_of(lambda: export.run_script([*flags, "onyx"])) == 2
     assert "choose from torchscript, onnx, openvino, copied" in capsys.readouterr().err
-    assert exit_code_of(lambda: export.run([*flags, "copied", "--int8"])) == 2
+    assert exit_code_of(lambda: export.run_script([*flags, "copied", "--int8"])) == 2
     assert "--int8: Copied is not quantized" in capsys.readouterr().err

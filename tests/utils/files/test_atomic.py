@@ -185,7 +185,7 @@ def test_disk_failure_ends_run_with_one_line_and_old_checkpoint(
         "--cache-dir",
         str(tmp_path / "cache"),
     )
-    assert exit_code_of(lambda: train.run(flags)) == 1
+    assert exit_code_of(lambda: train.run_script(flags)) == 1
     assert re.fullmatch(sentence, capsys.readouterr().err)
     if has_checkpoints:
         assert checkpoint_file.load(run / "weights" / "last.pt")["epoch"] == 2
