@@ -14,8 +14,9 @@ ORIGINS = (yolov5, ultralytics)  # each with owns(), table_entries() and renamed
 
 
 def load_module(path: Path) -> tuple[Detector, list[str]]:
-    """Return a detector in eval mode with the weights of another project's checkpoint, and its
-    class names.
+    """Return a detector with the weights of another project's checkpoint, and its class names.
+
+    It is in eval mode.
 
     Raises ValueError as read_external does, and if the model is not of a kind that Kestrel has.
     """
@@ -34,35 +35,56 @@ def as_detector(external: ExternalCheckpoint) -> Detector:
     """
     if external.bn_eps - {1e-3}:
         raise ValueError("the eps of its BatchNorm is not 0.001")
-    classes, head = external.table.get("nc"), external.last_layer
+    classes = external.table.get("nc")
     if classes != len(external.names):
-        raise ValueError(
-            f"it has {len(external.names)} class names for {reprlib.repr(classes)} classes"
-        )
-    origin = next((origin for origin in ORIGINS if origin.owns(external)), None)
-    if origin is None:
-        raise ValueError(
-            f"its head {external.head} is not supported: neither YOLOv5's Detect, nor one of "
-            "distances"
-        )
-    entries: dict[str, Any] = {"source": external.path.name} | origin.table_entries(external)
-    channels, anchors = external.table.get("ch", 3), entries.get("anchors")
-    model = check_shapes(resolve(entries, None, classes, channels=channels, anchors=anchors))
+        given = reprlib.repr(classes)
+        raise ValueError(f"it has {len(external.names)} class names for {given} classes")
+
+    # An empty model of its table, to compare with.
+    origin = _origin(external)
+    entries: dict[str, Any] = {"source": external.path.name}
+    entries |= origin.table_entries(external)
+    channels = external.table.get("ch", 3)
+    resolved = resolve(entries, None, classes, channels=channels, anchors=entries.get("anchors"))
+    model = check_shapes(resolved)
     if list(model.strides) != external.strides:
         raise ValueError(
             f"its strides are {external.strides}, but those of its table are {list(model.strides)}"
         )
-    names = {key: origin.renamed(key, head) for key in (*external.state, *external.activations)}
-    state = {
-        name: external.state[key] for key, name in names.items() if name and key in external.state
-    }
+
+    # Its tensors under our names.
+    head = external.last_layer
+    state = {}
+    for key, tensor in external.state.items():
+        name = origin.renamed(key, head)
+        if name:
+            state[name] = tensor
     if external.anchors_px is not None:
         state[f"layers.{head}.anchors_px"] = external.anchors_px
-    if unfit := mismatched_tensors(model, state, types=True):
+
+    unfit = mismatched_tensors(model, state, types=True)
+    if unfit:
         raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
+
+    # The same activations.
     for key, kind in external.activations.items():
-        expected = type(model.get_submodule(names[key])).__name__
+        activation = model.get_submodule(origin.renamed(key, head))
+        expected = type(activation).__name__
         if kind != expected:
             raise ValueError(f"its activation {key} is {kind}; only {expected} is supported there")
+
     model.load_state_dict(state, assign=True)
     return model
+
+
+def _origin(external: ExternalCheckpoint) -> Any:
+    """Return the module of ORIGINS that can convert a checkpoint.
+
+    Raises ValueError if there is none.
+    """
+    for origin in ORIGINS:
+        if origin.owns(external):
+            return origin
+    raise ValueError(
+        f"its head {external.head} is not supported: neither YOLOv5's Detect, nor one of distances"
+    )

@@ -1,5 +1,6 @@
-"""Load detectors from Kestrel's checkpoints; checkpoints of other projects are passed to their own
-readers.
+"""Load detectors from Kestrel's checkpoints.
+
+Checkpoints of other projects are passed to their own readers.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from torch import nn
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.export import FORMATS
 from models.weights.conversion import load_module
+from models.weights.external import WRONG_CONTENT
 from models.weights.pickled_module import holds_module
 from models.weights.pretrained import where_published
 from models.weights.yolox import is_yolox, load_yolox
@@ -21,26 +23,32 @@ from utils.printable import one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
     "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have "
-    "downloaded: Kestrel "
-    "ships no weights (docs/weights.md)"
+    "downloaded: Kestrel ships no weights (docs/weights.md)"
 )
 
 # files that val.py and detect.py run, but that are not trained
 EXPORTED = (*(each.file_suffix for each in FORMATS.values()), ".engine")
-# whether it is such a file, and its reader
+# of other projects: whether a file is such a checkpoint, and its reader
 EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))
 
 
 def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]:
-    """Return the detector of a checkpoint, with its averaged weights, and the entries of the
-    checkpoint.
+    """Return the detector of a checkpoint, with its averaged weights, and the checkpoint's entries.
 
     head: the output that it decodes, of a head that has several; "" for its first. Of another
     project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file
     does not exist, is not a checkpoint, or holds weights that do not fit its table or are not
     finite, or if its head has no such output.
     """
-    detector, saved = _read_detector(path)
+    require_checkpoint(path)
+    try:
+        saved = checkpoint_file.load(path)
+    except ValueError as error:
+        detector, class_names = _load_external(path, error)
+        saved = {"names": class_names}
+    else:
+        detector = _own_detector(path, saved)
+
     try:
         detector.choose_output(head)
     except ValueError as error:
@@ -48,35 +56,33 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
     return detector, saved
 
 
-def _read_detector(path: Path) -> tuple[Detector, dict[str, Any]]:
-    require_checkpoint(path)
-    try:
-        saved = checkpoint_file.load(path)
-    except ValueError:
-        reader = next((reader for knows, reader in EXTERNAL if knows(path)), None)
-        if reader is None:
-            raise
-        model, class_names = reader(path)
-        return model, {"names": class_names}
-    model = detector_for_state(
-        path, saved["table"], saved["ema"] if "ema" in saved else saved["model"], load=True
-    )
-    unfit = next(
-        (key for key, value in model.state_dict().items() if not value.isfinite().all()), None
-    )
-    if unfit is not None:
-        raise ValueError(f"{printable(path)}: {unfit} has values that are not finite")
+def _load_external(path: Path, own_error: ValueError) -> tuple[Detector, list[str]]:
+    """Return the detector in another project's checkpoint, and its class names.
+
+    Raises `own_error`, why it is none of ours, if no reader knows it.
+    """
+    for knows, read in EXTERNAL:
+        if knows(path):
+            return read(path)
+    raise own_error
+
+
+def _own_detector(path: Path, saved: dict[str, Any]) -> Detector:
+    """Return the detector of one of our checkpoints, with its averaged weights."""
+    state = saved["ema"] if "ema" in saved else saved["model"]
+    detector = detector_for_state(path, saved["table"], state, load=True)
+    for key, value in detector.state_dict().items():
+        if not value.isfinite().all():
+            raise ValueError(f"{printable(path)}: {key} has values that are not finite")
+
     names = saved["names"]
-    if (
-        not isinstance(names, list)
-        or len(names) != model.num_classes
-        or not all(isinstance(n, str) for n in names)
-    ):
+    count = detector.num_classes
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not is_list or len(names) != count:
         raise ValueError(
-            f"{path}: `names` must be a list of {model.num_classes} names, one per class of its "
-            "table"
+            f"{path}: `names` must be a list of {count} names, one per class of its table"
         )
-    return model, saved
+    return detector
 
 
 def require_checkpoint(path: Path) -> None:
@@ -93,38 +99,36 @@ def require_checkpoint(path: Path) -> None:
 
 
 def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Detector:
-    """Return the detector of a checkpoint's table, into which this state fits. Raises ValueError if
-    it does not.
+    """Return the detector of a checkpoint's table, into which this state fits.
 
     Memory for the model is allocated only after its shapes are known to equal those of the state.
     load: whether to load the state; a resumed run does so later, together with its optimizer.
+
+    Raises ValueError if the state does not fit.
     """
     try:
-        if unfit := mismatched_tensors(check_shapes(table), state):
+        unfit = mismatched_tensors(check_shapes(table), state)
+        if unfit:
             raise ValueError(
                 f"{len(unfit)} tensors are missing, unexpected or of another shape, such as "
                 f"{unfit[0]}"
             )
+
         model = Detector(table)
         if load:
             model.load_state_dict(state)
-    except (
-        ValueError,
-        RuntimeError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-    ) as error:
+    except WRONG_CONTENT as error:
         raise ValueError(f"{path}: its weights do not fit its table ({one_line(error)})") from error
     return model
 
 
 def digest(model: nn.Module) -> str:
-    """Return 8 hex digits of a SHA-256 over the state, to check that two machines have loaded the
-    same weights.
+    """Return 8 hex digits of a SHA-256 over the state.
+
+    They show whether two machines have loaded the same weights.
     """
     sha256 = hashlib.sha256()
     for value in model.state_dict().values():
-        sha256.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        values = value.detach().cpu().reshape(-1)
+        sha256.update(values.view(torch.uint8).numpy())
     return sha256.hexdigest()[:8]

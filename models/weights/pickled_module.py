@@ -1,7 +1,6 @@
-"""Read the pickled modules in checkpoints of YOLOv5 and Ultralytics as data
-(utils/files/pickled.py).
+"""Read the pickled modules in checkpoints of YOLOv5 and Ultralytics as data.
 
-None of their code is run. L levels of the head, A anchors per level.
+None of their code is run (utils/files/pickled.py). L levels of the head, A anchors per level.
 """
 
 import re
@@ -72,10 +71,8 @@ class ExternalCheckpoint:
     @property
     def last_layer(self) -> int:
         """The number of the head's layer."""
-        return max(
-            (int(key.split(".")[1]) for key in self.state if re.match(r"model\.\d+\.", key)),
-            default=0,
-        )
+        numbered = [key for key in self.state if re.match(r"model\.\d+\.", key)]
+        return max((int(key.split(".")[1]) for key in numbered), default=0)
 
 
 def read_external(path: Path) -> ExternalCheckpoint:
@@ -100,8 +97,7 @@ def read_external(path: Path) -> ExternalCheckpoint:
 
 
 def other_task(modules: list[tuple[str, Record]]) -> str:
-    """Return what a model is for if that is not detection, in words; "" for detection or if nothing
-    tells.
+    """Return what a model is for, in words; "" for detection or if nothing tells.
 
     modules: all of the model's, as `_walk` returns them. Only their names are compared.
     """
@@ -109,62 +105,72 @@ def other_task(modules: list[tuple[str, Record]]) -> str:
     if not isinstance(word, str):
         head_class = _head(modules).kind.rpartition(".")[2].rstrip("0123456789")
         word = HEAD_CLASSES.get(head_class, "detect")
-    return "" if word == "detect" else TASKS.get(word, excerpt(word))
+    if word == "detect":
+        return ""
+    return TASKS.get(word, excerpt(word))
 
 
 def holds_module(path: Path) -> bool:
     """Whether a file's pickle holds another project's module, which `read_external` can read."""
     try:
         with open_limited(path) as file:
-            found = _module(Archive(file).unpickled())
+            module = _module(Archive(file).unpickled())
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
-    return found is not None
+    return module is not None
 
 
 def _external(
     path: Path, archive: Archive, modules: list[tuple[str, Record]]
 ) -> ExternalCheckpoint:
+    """Return what is read of a checkpoint. modules: all of its model's, as `_walk` returns them."""
     attributes = _attributes(modules[0][1])
     reader = TensorReader(archive)
     state = read_state(_tensors(modules), reader)
+
     table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))
     if not isinstance(table, dict):
         raise ValueError("its model has no architecture table")
+
+    # The head's strides stand in the model, or in the head.
     head = _head(modules)
     strides = _strides(attributes.get("stride", _attributes(head).get("stride")), reader)
-    kinds = {
-        prefix[:-1]: child.kind.rpartition(".")[2]
-        for prefix, child in modules
-        if prefix.endswith(".act.")
-    }
-    eps = [_attributes(child).get("eps") for _, child in modules if "BatchNorm" in child.kind]
+
+    activations = {}
+    bn_eps = set()
+    for prefix, child in modules:
+        if prefix.endswith(".act."):
+            activations[prefix[:-1]] = child.kind.rpartition(".")[2]
+        if "BatchNorm" in child.kind:
+            eps = _attributes(child).get("eps")
+            if isinstance(eps, float):
+                bn_eps.add(eps)
+
     return ExternalCheckpoint(
-        path,
-        state,
-        _names(plain(attributes.get("names"), iter(range(MAX_NAMES)))),
-        table,
-        _anchors_px(state, strides),
-        strides,
-        head.kind,
-        kinds,
-        frozenset(value for value in eps if isinstance(value, float)),
+        path=path,
+        state=state,
+        names=_names(plain(attributes.get("names"), iter(range(MAX_NAMES)))),
+        table=table,
+        anchors_px=_anchors_px(state, strides),
+        strides=strides,
+        head=head.kind,
+        activations=activations,
+        bn_eps=frozenset(bn_eps),
     )
 
 
 def _module(loaded: Any) -> Record | None:
-    """Return a checkpoint's module: the averaged one (EMA) if there are two, as both projects
-    do.
+    """Return a checkpoint's module, None if it has none.
+
+    The averaged one (EMA) if there are two, as both projects do.
     """
     entries = loaded if isinstance(loaded, dict) else {"model": loaded}
     for key in ("ema", "model"):
-        found = entries.get(key)
-        if (
-            isinstance(found, Record)
-            and isinstance(found.state, dict)
-            and "_modules" in found.state
-        ):
-            return found
+        entry = entries.get(key)
+        if not isinstance(entry, Record) or not isinstance(entry.state, dict):
+            continue
+        if "_modules" in entry.state:
+            return entry
     return None
 
 
@@ -175,28 +181,32 @@ def _head(modules: list[tuple[str, Record]]) -> Record:
 
 
 def _attributes(module: Any) -> dict[Any, Any]:
+    """Return the attributes of a module. Raises ValueError for what is no module."""
     if not isinstance(module, Record) or not isinstance(module.state, dict):
         raise ValueError("an entry that should be a module is not one")
     return module.state
 
 
 def _walk(root: Record) -> list[tuple[str, Record]]:
-    """Return every module with the prefix of its tensors' names, parents first; a shared module
-    appears repeatedly.
+    """Return every module with the prefix of its tensors' names, parents first.
+
+    A shared module appears repeatedly.
     """
-    found: list[tuple[str, Record]] = []
+    modules: list[tuple[str, Record]] = []
     for prefix, module in _walk_from("", root, 0):
-        found.append((prefix, module))
-        if len(found) > MAX_MODULES:
+        modules.append((prefix, module))
+        if len(modules) > MAX_MODULES:
             raise ValueError(f"it has more than {MAX_MODULES} modules")
-    return found
+    return modules
 
 
 def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
     if depth > MAX_DEPTH:
         raise ValueError("its modules are nested too deeply")
     yield prefix, module
-    for name, child in mapping_entries(_attributes(module).get("_modules", {})).items():
+
+    children = mapping_entries(_attributes(module).get("_modules", {}))
+    for name, child in children.items():
         if child is not None:
             yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1)
 
@@ -208,19 +218,22 @@ def _checked_name(name: Any) -> str:
 
 
 def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the names and records of all tensors; None for those that are not saved."""
     for prefix, module in modules:
         attributes = _attributes(module)
         not_saved = _members(attributes.get("_non_persistent_buffers_set"))
-        for name, value in mapping_entries(attributes.get("_parameters", {})).items():
+
+        parameters = mapping_entries(attributes.get("_parameters", {}))
+        for name, value in parameters.items():
             yield prefix + _checked_name(name), value
-        for name, value in mapping_entries(attributes.get("_buffers", {})).items():
+
+        buffers = mapping_entries(attributes.get("_buffers", {}))
+        for name, value in buffers.items():
             yield prefix + _checked_name(name), None if name in not_saved else value
 
 
 def _members(value: Any) -> list[Any]:
-    """Return the strings in a set; empty for None: modules saved before torch 1.5 have no such
-    set.
-    """
+    """Return the strings in a set; none for None: modules of torch before 1.5 have no such set."""
     if isinstance(value, Record):
         value = value.args[0] if is_args(value.args, 1) else []
     if value is not None and (not isinstance(value, list) or len(value) > 100):
@@ -242,19 +255,21 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     """
     if depth > MAX_DEPTH or next(budget, None) is None:
         raise ValueError("its table or names are too large")
+
     if isinstance(value, Record) and value.kind in MAPPINGS:
         value = value.items
     if isinstance(value, dict):
         return {key: plain(member, budget, depth + 1) for key, member in value.items()}
     if isinstance(value, list | tuple):
         return [plain(member, budget, depth + 1) for member in value]
-    if isinstance(value, Record | ClassName):
-        return value.kind if isinstance(value, Record) else value.name
-    return (
-        value
-        if value is None or isinstance(value, bool | int | float | str)
-        else type(value).__name__
-    )
+
+    if isinstance(value, Record):
+        return value.kind
+    if isinstance(value, ClassName):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return type(value).__name__
 
 
 def _names(value: Any) -> list[str]:
@@ -267,20 +282,21 @@ def _names(value: Any) -> list[str]:
         if set(value) != set(range(len(value))):
             raise ValueError("its class names are not numbered from 0")
         value = [value[number] for number in range(len(value))]
-    if not isinstance(value, list | None) or any(
-        isinstance(name, dict | list) for name in value or ()
-    ):
+
+    if value is None:
+        return []
+    if not isinstance(value, list) or any(isinstance(name, dict | list) for name in value):
         raise ValueError("its class names are not a list of names")
-    return [str(name) for name in value or ()]
+    return [str(name) for name in value]
 
 
 def _strides(value: Any, reader: TensorReader) -> list[int]:
+    """Return the strides in a tensor's record, none for None."""
     if value is None:
         return []
     strides = reader.tensor(value).flatten().tolist()
-    if len(strides) > 16 or not all(
-        1 <= stride <= 1024 and stride == int(stride) for stride in strides
-    ):
+    are_whole = all(1 <= stride <= 1024 and stride == int(stride) for stride in strides)
+    if len(strides) > 16 or not are_whole:
         raise ValueError("its strides are not at most 16 whole numbers from 1 to 1024")
     return [int(stride) for stride in strides]
 
@@ -290,12 +306,10 @@ def _anchors_px(state: dict[str, Tensor], strides: list[int]) -> Tensor | None:
     keys = [key for key in state if re.fullmatch(r"model\.\d+\.anchors", key)]
     if not keys:
         return None
+
     anchors = state[keys[0]]
-    if (
-        len(keys) > 1
-        or anchors.ndim != 3
-        or anchors.shape[0] != len(strides)
-        or anchors.shape[2] != 2
-    ):
+    has_shape = anchors.ndim == 3 and anchors.shape[::2] == (len(strides), 2)
+    if len(keys) > 1 or not has_shape:
         raise ValueError("its anchors do not have the shape [levels, anchors, 2]")
-    return anchors * torch.tensor(strides, dtype=torch.float32).view(-1, 1, 1)
+    stride = torch.tensor(strides, dtype=torch.float32)
+    return anchors * stride.view(-1, 1, 1)

@@ -1,6 +1,6 @@
 """Copy weights from one detector to another."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,14 +10,27 @@ from models.heads import Head
 
 
 class Copied(NamedTuple):
-    """Numbers of tensors copied, tensors of the model and classes copied; and the share of its
-    values, 0 to 1.
+    """What was copied: numbers of tensors, of tensors in the model, and of classes.
+
+    share: of the model's values, 0 to 1.
     """
 
     tensors: int
     total: int
     classes: int
     share: float
+
+
+class PairedTensor(NamedTuple):
+    """A tensor of a head and the same one of another: views of the shared and the class part.
+
+    The class parts, one row per class, are None for a tensor that has none.
+    """
+
+    shared: Tensor
+    given_shared: Tensor
+    classes: Tensor | None
+    given_classes: Tensor | None
 
 
 def transfer(
@@ -31,88 +44,113 @@ def transfer(
     the data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to the present
     data.
     """
-    own_prefix, given_prefix = (
-        f"layers.{len(detector.layers) - 1}." for detector in (model, given)
-    )
+    head_prefix = _head_prefix(model)
+    head_tensors = [
+        value for key, value in model.head.state_dict().items() if key not in model.head.fitted
+    ]
+
+    # The layers before the head.
     state = given.state_dict()
-    body = {
-        key: value for key, value in model.state_dict().items() if not key.startswith(own_prefix)
-    }
-    unfit = {
-        _layer(key)
-        for key, value in body.items()
-        if key not in state or state[key].shape != value.shape
-    }
-    fitting = {key: state[key] for key in body if _layer(key) not in unfit}
+    body = {}
+    for key, value in model.state_dict().items():
+        if not key.startswith(head_prefix):
+            body[key] = value
+    fitting = _fitting(body, state)
     model.load_state_dict(fitting, strict=False)
-    head = [value for key, value in model.head.state_dict().items() if key not in model.head.fitted]
-    tensors, values, classes = len(fitting), _count(fitting.values()), 0
-    if own_prefix == given_prefix and type(model.head) is type(given.head):
-        common = [
-            (own, given_names.index(name)) for own, name in enumerate(names) if name in given_names
-        ]
-        parts, has_classes = _transfer_head(model.head, given.head, common)
-        tensors, values = tensors + sum(part > 0 for part in parts), values + sum(parts)
-        classes = len(common) if has_classes else 0
+    tensors = len(fitting)
+    values = _count(fitting.values())
+
+    # The head.
+    classes = 0
+    if head_prefix == _head_prefix(given) and type(model.head) is type(given.head):
+        common = []
+        for index, name in enumerate(names):
+            if name in given_names:
+                common.append((index, given_names.index(name)))
+
+        copied, has_classes = _transfer_head(model.head, given.head, common)
+        tensors += sum(count > 0 for count in copied)
+        values += sum(copied)
+        if has_classes:
+            classes = len(common)
+
     return Copied(
-        tensors, len(body) + len(head), classes, values / (_count(body.values()) + _count(head))
+        tensors=tensors,
+        total=len(body) + len(head_tensors),
+        classes=classes,
+        share=values / (_count(body.values()) + _count(head_tensors)),
     )
+
+
+def _head_prefix(detector: Detector) -> str:
+    """Return what the names of the head's tensors start with."""
+    return f"layers.{len(detector.layers) - 1}."
+
+
+def _fitting(body: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of `state` for the layers of `body` all of whose tensors fit."""
+    unfit = set()
+    for key, value in body.items():
+        if key not in state or state[key].shape != value.shape:
+            unfit.add(_layer(key))
+    return {key: state[key] for key in body if _layer(key) not in unfit}
 
 
 def _transfer_head(
     head: Head, given: Head, common: Sequence[tuple[int, int]]
 ) -> tuple[list[int], bool]:
-    """Copy the weights of a head; return how many values of each tensor, and whether any of them
-    are of classes.
+    """Copy the weights of a head; return how many values of each tensor, and whether of classes.
 
     common: (index in `head`, index in `given`) of each class that both heads have.
     """
-    rows, given_rows = [own for own, _ in common], [other for _, other in common]
+    rows = [index for index, _ in common]
+    given_rows = [index for _, index in common]
     pairs = _pairs(head, given)
     unfit = {_layer(key) for key, pair in pairs.items() if pair is None}
-    copied, has_classes = [], False
+
+    copied = []
+    has_classes = False
     for key, pair in pairs.items():
         if pair is None or _layer(key) in unfit:
             continue
-        shared, given_shared, classes, given_classes = pair
-        shared.copy_(given_shared)
-        copied.append(shared.numel())
-        if classes is not None and given_classes is not None:
-            known = given_classes[given_rows]
-            classes[rows] = known
-            copied[-1] += known.numel()
+        pair.shared.copy_(pair.given_shared)
+        count = pair.shared.numel()
+        if pair.classes is not None and pair.given_classes is not None:
+            known = pair.given_classes[given_rows]
+            pair.classes[rows] = known
+            count += known.numel()
             has_classes = True
+        copied.append(count)
     return copied, has_classes
 
 
-def _count(values: Iterable[Tensor]) -> int:
-    """Return the number of values in all tensors together."""
-    return sum(value.numel() for value in values)
-
-
-def _pairs(
-    head: Head, given: Head
-) -> dict[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None]:
-    """Return views of each tensor of both heads: shared part, that of `given`, class part, that of
-    `given`.
-
-    None for a tensor whose parts do not have the shapes of those in `given`.
-    """
+def _pairs(head: Head, given: Head) -> dict[str, PairedTensor | None]:
+    """Return each tensor of both heads; None for one whose parts differ in shape."""
     state = given.state_dict()
-    pairs: dict[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None] = {}
+    pairs: dict[str, PairedTensor | None] = {}
     for key, values in head.state_dict().items():
         if key in head.fitted:
             continue
         pairs[key] = None
-        if key in state:
-            (shared, classes), (other, other_classes) = (
-                head.split_classes(key, values),
-                given.split_classes(key, state[key]),
-            )
-            shapes = [None if part is None else part.shape[1:] for part in (classes, other_classes)]
-            if shared.shape == other.shape and shapes[0] == shapes[1]:
-                pairs[key] = (shared, other, classes, other_classes)
+        if key not in state:
+            continue
+
+        shared, classes = head.split_classes(key, values)
+        given_shared, given_classes = given.split_classes(key, state[key])
+        same_shared = shared.shape == given_shared.shape
+        if same_shared and _row_shape(classes) == _row_shape(given_classes):
+            pairs[key] = PairedTensor(shared, given_shared, classes, given_classes)
     return pairs
+
+
+def _row_shape(classes: Tensor | None) -> tuple[int, ...] | None:
+    """Return the shape of each class's row, None without classes."""
+    return None if classes is None else classes.shape[1:]
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    """Return the number of values in all tensors together."""
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _layer(key: str) -> str:

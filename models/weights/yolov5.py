@@ -18,26 +18,24 @@ def table_entries(external: ExternalCheckpoint) -> dict[str, Any]:
     Unknown keys are left out: the shapes of the tensors or the activations show whatever they could
     change.
     """
-    entries = {
-        key: external.table[key] for key in KEYS if key in external.table and key != "scales"
-    }
-    return entries | {
-        "anchors": [] if external.anchors_px is None else external.anchors_px.flatten(1).tolist()
-    }
+    table = external.table
+    entries = {key: table[key] for key in KEYS if key in table and key != "scales"}
+
+    entries["anchors"] = []
+    if external.anchors_px is not None:
+        entries["anchors"] = external.anchors_px.flatten(1).tolist()
+    return entries
 
 
 def renamed(key: str, head: int) -> str:
-    """Return the name of a tensor or layer in a Detector; "" for anchors, which the reader has
-    converted to pixels.
+    """Return the name of a tensor or layer in a Detector; "" for anchors.
 
-    head: the number of the last layer. anchor_grid, in releases before 6.0, only repeats the
-    anchors.
+    The reader has converted these to pixels; anchor_grid, in releases before 6.0, only repeats
+    them. head: the number of the last layer.
 
     >>> renamed("model.24.m.0.bias", 24), renamed("model.24.anchor_grid", 24)
     ('layers.24.m.0.bias', '')
     """
-    return (
-        ""
-        if key in (f"model.{head}.anchors", f"model.{head}.anchor_grid")
-        else re.sub(r"^model\.", "layers.", key)
-    )
+    if key in (f"model.{head}.anchors", f"model.{head}.anchor_grid"):
+        return ""
+    return re.sub(r"^model\.", "layers.", key)

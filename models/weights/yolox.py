@@ -15,7 +15,10 @@ from models.weights.external import conversion_errors, external_errors, read_sta
 from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
 from utils.printable import excerpt
 
-STEM, CLASSES = "backbone.backbone.stem.conv.", "head.cls_preds.0.weight"
+STEM = "backbone.backbone.stem.conv."
+BOTTLENECKS = "backbone.backbone.dark3.1.m."  # of row 4
+CLASSES = "head.cls_preds.0.weight"
+# the table row of each module
 ROWS = {
     "backbone.backbone.stem.conv": 0,  # inside the Focus module
     "backbone.backbone.dark2.0": 1,
@@ -36,9 +39,9 @@ ROWS = {
     "backbone.bu_conv1": 21,
     "backbone.C3_n4": 23,
     "head": 24,
-}  # the table row of each module
+}
 # Its checkpoints hold no names. These are the 80 classes of COCO in their usual order, as in
-# data/coco.yaml. fmt: off
+# data/coco.yaml.
 COCO_NAMES = [
     "person",
     "bicycle",
@@ -121,8 +124,7 @@ COCO_NAMES = [
     "hair drier",
     "toothbrush",
 ]
-# fmt: on
-SCALES = {0.33: 3, 0.67: 6, 1.0: 9, 1.33: 12}  # depth multiple: bottlenecks of row 4
+DEPTHS = {3: 0.33, 6: 0.67, 9: 1.0, 12: 1.33}  # depth multiple of a number of bottlenecks
 
 
 def is_yolox(path: Path) -> bool:
@@ -146,32 +148,36 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
         state = read_state(_entries(archive.unpickled()).items(), TensorReader(archive))
     with conversion_errors(path):
         model = _detector(state, path.name)
-    number = model.num_classes
-    return model, COCO_NAMES if number == len(COCO_NAMES) else [
-        str(index) for index in range(number)
-    ]
+
+    if model.num_classes == len(COCO_NAMES):
+        return model, COCO_NAMES
+    return model, [str(number) for number in range(model.num_classes)]
 
 
 def _entries(loaded: Any) -> dict[Any, Any]:
-    """Return the records of the state in a checkpoint, or of a file that is a state, without the
-    prefix of DDP.
+    """Return the records of the state in a checkpoint, or of a file that is a state.
+
+    Their names are without the prefix of DDP.
     """
     outer = mapping_entries(loaded)
-    entries = mapping_entries(outer.get("model", loaded))
-    plain = (
-        (key.removeprefix("module.") if isinstance(key, str) else key, value)
-        for key, value in entries.items()
-    )
-    return dict(plain)
+    state = mapping_entries(outer.get("model", loaded))
+
+    entries = {}
+    for key, value in state.items():
+        name = key.removeprefix("module.") if isinstance(key, str) else key
+        entries[name] = value
+    return entries
 
 
 def _detector(given: dict[str, Tensor], source: str) -> Detector:
-    """Return the detector with these tensors. Memory is allocated only after all shapes are known
-    to fit.
+    """Return the detector with these tensors.
+
+    Memory is allocated only after all shapes are known to fit.
     """
     state = dict(_renamed(key, value) for key, value in given.items())
     model = check_shapes(_table(given, source))
-    if unfit := mismatched_tensors(model, state, types=True):
+    unfit = mismatched_tensors(model, state, types=True)
+    if unfit:
         raise ValueError(
             f"{len(unfit)} of its tensors do not fit a YOLOX model, such as {unfit[0]}"
         )
@@ -181,19 +187,22 @@ def _detector(given: dict[str, Tensor], source: str) -> Detector:
 
 def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
     """Return the resolved table of the model, whose depth and width show in the tensors."""
-    separable = any(".dconv." in key for key in given)
-    table, _ = load_model_table("yolox_nano" if separable else "yolox_s")
-    deep = len(
-        {key.split(".")[5] for key in given if key.startswith("backbone.backbone.dark3.1.m.")}
-    )
-    depth = next((depth for depth, number in SCALES.items() if number == deep), deep / 9)
+    is_separable = any(".dconv." in key for key in given)
+    table, _ = load_model_table("yolox_nano" if is_separable else "yolox_s")
+
+    # Depth shows in the number of bottlenecks of row 4, width in the channels of the first layer.
+    numbers = {key.split(".")[5] for key in given if key.startswith(BOTTLENECKS)}
+    bottlenecks = len(numbers)
+    depth = DEPTHS.get(bottlenecks, bottlenecks / 9)
     width = given[f"{STEM}conv.weight"].shape[0] / 64
+
     classes = given.get(CLASSES)
     if classes is None or not classes.dim():
         raise ValueError(f"it has no weights {CLASSES}, which tell the number of classes")
-    one = {key: value for key, value in table.items() if key != "scales"}
-    one |= {"source": source, "depth_multiple": depth, "width_multiple": width}
-    return resolve(one, None, classes.shape[0])
+
+    of_one_model = {key: value for key, value in table.items() if key != "scales"}
+    of_one_model |= {"source": source, "depth_multiple": depth, "width_multiple": width}
+    return resolve(of_one_model, None, classes.shape[0])
 
 
 def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:
@@ -206,7 +215,9 @@ def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:
     prefix = next((prefix for prefix in ROWS if key.startswith(f"{prefix}.")), None)
     if prefix is None:
         raise ValueError(f"it has a tensor {excerpt(key)}, which YOLOX's models do not have")
-    row, rest = ROWS[prefix], key.removeprefix(f"{prefix}.")
+
+    row = ROWS[prefix]
+    rest = key.removeprefix(f"{prefix}.")
     if prefix != "head":
         rest = re.sub(r"(^|\.)conv([123])\.", r"\1cv\2.", rest)
     if key == f"{STEM}conv.weight":
