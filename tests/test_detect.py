@@ -448,7 +448,7 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--weights", "no.pt"], "no.pt: cannot be read as a checkpoint: No such file"),
         (["--dnn"], "--dnn is not supported: OpenCV's DNN module is not used"),
         (["--update"], "--update is not supported: checkpoints are never rewritten"),
-        (["--visualize"], "unknown flag --visualize"),
+        (["--visualise"], "unknown flag --visualise"),
     ],
 )
 def test_wrong_flags_are_rejected_before_anything_is_written(run, tmp_path, flags, text):

@@ -45,7 +45,7 @@ def exported(
 
     words = ["--weights", str(checkpoint), "--include", kind, "--dynamic"]
     words += ["--device", scope.device, *flags]
-    done = run_command(export.run, words, scope.folder / "output" / f"export-{name}.txt")
+    done = run_command(export.run_script, words, scope.folder / "output" / f"export-{name}.txt")
     yield from done.findings(f"export.py --include {kind} {precision}", done.lines[-2:])
     if done.code == 0:
         file = next(path for path in checkpoint.parent.iterdir() if path.suffix == f".{kind}")
