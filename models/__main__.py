@@ -1,5 +1,6 @@
-"""Print a model's layers, parameters and GFLOPs: python -m models yolov5s.yaml [--nc 80] [--img
-640].
+"""Print a model's layers, parameters and GFLOPs:
+
+python -m models yolov5s.yaml [--nc 80] [--img 640].
 """
 
 import argparse
@@ -14,9 +15,7 @@ from utils.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and return 0; print an error on stderr and return 2 if the model cannot be
-    built.
-    """
+    """Print the table and return 0, or an error on stderr and return 2."""
     options = parse_arguments(arguments)
     try:
         table = resolve(*load_model_table(options.cfg), options.nc)
@@ -30,9 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
+
     print(f"{'':>3} {'from':>16} {'n':>3} {'params':>10}  {'module':<13} arguments")
     for line in model.info():
         print(format_line(line))
+
     gflops = count_gflops(table, options.img)
     print(f"{count_parameters(model):,} parameters, {gflops:.1f} GFLOPs at {options.img}")
     return 0

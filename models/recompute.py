@@ -1,5 +1,4 @@
-"""Activation checkpointing: only a layer's input is kept for the backward pass, which computes the
-rest again.
+"""Activation checkpointing: a layer keeps only its input, and the backward pass computes the rest.
 
 Source: arXiv 1604.06174, section 4.
 """
@@ -13,12 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return `layer(x)`; its inner maps are freed at once and computed again when the backward pass
-    needs them.
+    """Return `layer(x)`; the backward pass computes its inner maps again.
 
-    Values, gradients and running statistics are bit-identical to those of `layer(x)`. Not for
-    layers that draw random numbers: the state of the generators is not saved, so the second pass
-    would draw other numbers.
+    They are freed at once. Values, gradients and running statistics are bit-identical to those of
+    `layer(x)`. Not for layers that draw random numbers: the state of the generators is not saved,
+    so the second pass would draw other numbers.
     """
     return checkpoint(
         layer,
@@ -31,25 +29,24 @@ def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
 
 @contextmanager
 def preserve_batchnorm_statistics(layer: nn.Module) -> Iterator[None]:
-    """Let every BatchNorm of `layer` in training mode update copies of its statistics, and restore
-    its own on exit.
+    """Let every BatchNorm of `layer` update copies of its statistics, and restore its own on exit.
 
-    Without this, the second forward pass would count its batch twice. Switching
-    `track_running_stats` off does not work: BatchNorm then saves fewer tensors for the backward
-    pass than the first time, which `checkpoint` refuses.
+    Only those in training mode update any. Without this, the second forward pass would count its
+    batch twice. Switching `track_running_stats` off does not work: BatchNorm then saves fewer
+    tensors for the backward pass than the first time, which `checkpoint` refuses.
     """
-    norms = [
-        module for module in layer.modules() if isinstance(module, _BatchNorm) and module.training
-    ]
-    own = [
-        (norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)
-    ]
-    for norm, name, buffer in own:
+    own_buffers = []
+    for module in layer.modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            for name, buffer in module.named_buffers(recurse=False):
+                own_buffers.append((module, name, buffer))
+
+    for norm, name, buffer in own_buffers:
         setattr(norm, name, buffer.clone())
     try:
         # always ends with an exception: `checkpoint` stops the layer once it has every tensor it
         # needs
         yield
     finally:
-        for norm, name, buffer in own:
+        for norm, name, buffer in own_buffers:
             setattr(norm, name, buffer)

@@ -1,1 +1,24 @@
-"""Assignment of predictions to targets: one file per rule, and what all rules share."""
+"""Assignment of predictions to targets: one file per rule.
+
+base.py says what comes back, targets.py what goes in.
+"""
+
+from models.assign.anchor_ratio import Matches, match_anchors
+from models.assign.base import Assignment, assigned_predictions
+from models.assign.simota import simota
+from models.assign.targets import ignored_cells, ignored_predictions, made_up_targets, pad_targets
+from models.assign.task_aligned import ScoredAssignment, task_aligned
+
+__all__ = [
+    "Assignment",
+    "Matches",
+    "ScoredAssignment",
+    "assigned_predictions",
+    "ignored_cells",
+    "ignored_predictions",
+    "made_up_targets",
+    "match_anchors",
+    "pad_targets",
+    "simota",
+    "task_aligned",
+]

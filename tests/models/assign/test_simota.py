@@ -2,6 +2,7 @@
 cells around them.
 """
 
+import importlib
 import math
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.assign import simota as module
 from models.assign.simota import simota
 from models.assign.targets import pad_targets
 from models.heads.decoupled import boxes_in_cells
@@ -132,9 +132,9 @@ def assigned(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_assignment_equals_slow_loops(seed, monkeypatch):
-    monkeypatch.setattr(
-        module, "PAIRS_AT_A_TIME", 1 << (7 + seed)
-    )  # from one target at a time to all of them
+    # from one target at a time to all of them
+    module = importlib.import_module("models.assign.simota")
+    monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (7 + seed))
     predictions, targets = random_predictions(3, seed), random_targets(4 + 3 * seed, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2
     expected = slow_simota(*predictions, targets)

@@ -2,6 +2,7 @@
 hand.
 """
 
+import importlib
 import math
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.assign import task_aligned as module
 from models.assign.targets import pad_targets
 from models.assign.task_aligned import ScoredAssignment, task_aligned
 from tests.support.boxes import to_xyxy
@@ -173,9 +173,9 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("seed", range(16))
 def test_assignment_equals_slow_loops(seed, settings, monkeypatch):
-    monkeypatch.setattr(
-        module, "PAIRS_AT_A_TIME", 1 << (4 + seed)
-    )  # from one target at a time to all of them
+    # from one target at a time to all of them
+    module = importlib.import_module("models.assign.task_aligned")
+    monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (4 + seed))
     predictions, targets = random_predictions(3, seed), random_targets(5 + 2 * seed, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2
     expected = slow_task_aligned(*predictions, targets, **settings)
