@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+IGNORE_CLASS = -1  # the class of boxes that are ignore regions
+
 
 def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     """Convert corners to center, width and height, [..., 4].

@@ -34,11 +34,11 @@ from data.augment.geometry import (
 )
 from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch, Plan
 from data.labels import Labels
+from utils.boxes import IGNORE_CLASS
 from utils.images.letterbox import Placement, Region, base_sizes, centered, place
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
-IGNORE_CLASS = -1
 
 
 def generator_for(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from models.assign.levels import columns_and_rows, per_level
+from utils.boxes import IGNORE_CLASS
 
-IGNORE_CLASS = -1  # marks a region whose unmatched cells are left out of the objectness loss
 PADDING_CLASS = -2  # marks a padding row
 MIN_PADDED_ROWS = 16
 

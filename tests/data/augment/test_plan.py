@@ -13,10 +13,11 @@ from data.augment import polygons
 from data.augment.geometry import area_scale as _area_scale
 from data.augment.geometry import keep_mask as _keep_mask
 from data.augment.geometry import transformed
-from data.augment.plan import IGNORE_CLASS, Planner, generator_for
+from data.augment.plan import Planner, generator_for
 from data.augment.records import Augmentation, CanvasLayer, Patch, Plan
 from data.labels import LabelRow, Labels, LabelsBuilder
 from tests.support.drawn import draw
+from utils.boxes import IGNORE_CLASS
 
 SIDE = 128
 SIZES = (

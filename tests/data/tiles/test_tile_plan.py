@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from data import Augmentation, Loader, build_train_loader
-from data.augment.plan import IGNORE_CLASS
 from data.balance import image_weights
 from data.base_images import decoded
 from data.cache import DeviceImages, open_base_images
@@ -21,6 +20,7 @@ from data.tiles.labels import TiledLabels, tile_labels
 from data.tiles.plan import TilePlanner
 from tests.data.augment.test_plan import BOXES, box, labels_of, polygon, visible_objects
 from tests.data.test_loader import ALL_AUGMENTATIONS, contents, epochs_of, write_data
+from utils.boxes import IGNORE_CLASS
 from utils.distributed.world import World
 from utils.images.tiles import Tiling
 
