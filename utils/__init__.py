@@ -1,5 +1,6 @@
-"""Building blocks that import nothing from the rest of Kestrel: configuration, devices, files,
-metrics, plots.
+"""Building blocks that import nothing from the rest of Kestrel.
+
+Configuration, devices, files, metrics, plots.
 """
 
 # The only place that states it; --version, checkpoints and exported files have it from here.

@@ -23,7 +23,7 @@ def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
 
 
 def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
-    """IoU of box i with target i: [N], in [0, 1]; 0 if both are empty.
+    """Return the IoU of box i with target i: [N], in [0, 1]; 0 if both are empty.
 
     Both inputs are [N, 4] in the same unit.
 
@@ -56,11 +56,12 @@ def _area(size: Tensor) -> Tensor:
 
 
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
-    """Complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1], never above the IoU.
+    """Return the complete IoU (CIoU) of box i with target i.
 
-    Both inputs are [N, 4] in the same unit, pixels or cells, or of shapes that broadcast. Widths
-    and heights must not be negative, and should be much larger than eps, which prevents a division
-    by zero for empty boxes. No gradient flows through the weight of the aspect-ratio term.
+    [N], in (-1.5, 1], never above the IoU. Both inputs are [N, 4] in the same unit, pixels or
+    cells, or of shapes that broadcast. Widths and heights must not be negative, and should be much
+    larger than eps, which prevents a division by zero for empty boxes. No gradient flows through
+    the weight of the aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 

@@ -69,8 +69,9 @@ class FlagParser(argparse.ArgumentParser):
             super().print_help(file)
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse `arguments`, or sys.argv if None. Raises ValueError for an unknown flag or a stray
-        argument.
+        """Parse `arguments`, or sys.argv if None.
+
+        Raises ValueError for an unknown flag or a stray argument.
         """
         words = sys.argv[1:] if arguments is None else list(arguments)
         for given in (
@@ -98,16 +99,17 @@ class FlagParser(argparse.ArgumentParser):
         return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
 
     def hint(self, hints: Mapping[str, str]) -> None:
-        """End the error about these unknown flags, given without dashes and with _ instead of -,
-        with a hint.
+        """End the error about these unknown flags with a hint.
+
+        They are given without dashes and with _ instead of -.
         """
         self.hints |= hints
 
     def refuse(self, instead: Mapping[str, str]) -> None:
-        """Raise ValueError for each of these flags, with or without values. instead: flag -> what
-        to use instead.
+        """Raise ValueError for each of these flags, with or without values.
 
-        A flag with one value, such as `--task study`, is refused with this value only.
+        instead: flag -> what to use instead. A flag with one value, such as `--task study`, is
+        refused with this value only.
         """
         self.refused_values |= {flag: sentence for flag, sentence in instead.items() if " " in flag}
         for flag, sentence in (
@@ -117,11 +119,10 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def check_command_line(parse: Callable[[], object]) -> None:
-    """Print the help, or the mistake in the command line, and exit. A script calls this before it
-    imports torch.
+    """Print the help, or the mistake in the command line, and exit.
 
-    Processes of a launcher report a mistake later, together. Exits too if `ulimit -v` leaves no
-    room for torch.
+    A script calls this before it imports torch. Processes of a launcher report a mistake later,
+    together. Exits too if `ulimit -v` leaves no room for torch.
     """
     try:
         parse()

@@ -1,8 +1,8 @@
-"""Events of a run, and the sinks that receive them: the terminal, results.csv, and any logger that
-is added.
+"""Events of a run, and the sinks that receive them.
 
-To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the
-existing sinks. It receives events on rank 0 only.
+The terminal, results.csv, and any logger that is added. To add a logger, write a class with a
+method `handle(event)` and pass it to RunLog together with the existing sinks. It receives events on
+rank 0 only.
 """
 
 import shutil
@@ -27,8 +27,9 @@ def say_nothing(_: str) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """Text for the user. table: several formatted lines; else one line, in which control characters
-    are escaped.
+    """Text for the user.
+
+    table: several formatted lines; else one line, in which control characters are escaped.
     """
 
     text: str
@@ -37,8 +38,9 @@ class Message:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Training is about to start or resume. rows: of results.csv; in a resumed run those of the
-    previous epochs.
+    """Training is about to start or resume.
+
+    rows: of results.csv; in a resumed run those of the previous epochs.
     """
 
     folder: Path
@@ -100,8 +102,9 @@ class TerminalSink:
 
 
 def wrap_groups(text: str, width: int) -> str:
-    """The text as lines of at most `width` columns, if its groups allow that: they are separated by
-    two spaces.
+    """Return the text as lines of at most `width` columns, if its groups allow that.
+
+    They are separated by two spaces.
 
     >>> wrap_groups("1/3  box 0.1  P 0.2", 12)
     '1/3  box 0.1\\n     P 0.2'
@@ -117,8 +120,9 @@ def wrap_groups(text: str, width: int) -> str:
 
 
 class CsvSink:
-    """Writes results.csv in the run folder, one row per epoch. Each update rewrites the whole
-    file.
+    """Writes results.csv in the run folder, one row per epoch.
+
+    Each update rewrites the whole file.
     """
 
     def handle(self, event: Event) -> None:
@@ -127,10 +131,10 @@ class CsvSink:
 
 
 class RunLog:
-    """Sends each event to all sinks in order, one event at a time. active: if False (not rank 0),
-    drops all events.
+    """Sends each event to all sinks in order, one event at a time.
 
-    An exception in a sink ends the run, because its output would be incomplete.
+    active: if False (not rank 0), drops all events. An exception in a sink ends the run, because
+    its output would be incomplete.
     """
 
     def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
@@ -146,8 +150,9 @@ class RunLog:
                     sink.handle(event)
 
     def say(self, *lines: str) -> None:
-        """Print messages, each on one line: control characters, such as newlines in a path, are
-        escaped.
+        """Print messages, each on one line.
+
+        Control characters, such as newlines in a path, are escaped.
         """
         for line in lines:
             self.send(Message(line))

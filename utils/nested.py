@@ -7,8 +7,9 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Iterate over all tensors in a nested list or tuple, in order; a tensor gives itself, other
-    values are skipped.
+    """Iterate over all tensors in a nested list or tuple, in order.
+
+    A tensor gives itself, other values are skipped.
 
     >>> nested = [torch.tensor(1), (torch.tensor(2), [torch.tensor(3)]), "text"]
     >>> [tensor.item() for tensor in tensors_in(nested)]

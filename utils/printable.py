@@ -1,5 +1,6 @@
-"""Make text from files and paths safe to print in a message: one line, no control characters,
-limited length.
+"""Make text from files and paths safe to print in a message.
+
+One line, no control characters, limited length.
 """
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -58,7 +59,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:
-    """The first `length` characters of `text`, printable, for use in a message.
+    """Return the first `length` characters of `text`, printable, for use in a message.
 
     >>> excerpt("abcdef", 3)
     'abc...'

@@ -66,13 +66,14 @@ class Progress(Iterable[T]):
         return self.waited / max(self.seconds, 1e-9)
 
     def pace(self, images: int, memory_gib: float) -> str:
-        """Text with images per second, the share of the time spent waiting for data, and the memory
-        in GiB.
+        """Return text with images per second, the wait for data and the memory in GiB.
+
+        The wait is a share of the time.
         """
         return ", ".join(self.pace_texts(images, memory_gib))
 
     def pace_texts(self, images: int, memory_gib: float) -> list[str]:
-        """The parts of `pace`."""
+        """Return the parts of `pace`."""
         return [
             f"{images / self.seconds:.1f} img/s",
             f"{self.wait_share:.0%} waiting for data",
@@ -80,8 +81,9 @@ class Progress(Iterable[T]):
         ]
 
     def show(self, texts: Sequence[str]) -> None:
-        """Show the texts after the bar, the most important ones first: those that do not fit are
-        left out.
+        """Show the texts after the bar, the most important ones first.
+
+        Those that do not fit are left out.
         """
         self.bar.texts = texts
 

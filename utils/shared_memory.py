@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 def has_memfd() -> bool:
-    """Whether this process can create anonymous files in memory (memfd): usually True on Linux."""
+    """Return whether this process can create anonymous files in memory (memfd).
+
+    Usually True on Linux.
+    """
     try:
         os.close(os.memfd_create("kestrel"))
     except (AttributeError, OSError):
@@ -20,13 +23,12 @@ def has_memfd() -> bool:
 
 
 class SharedBytes:
-    """`size` bytes of shared memory, initially zero. Forked processes share it, and so do processes
-    it is pickled to.
+    """`size` bytes of shared memory, initially zero.
 
-    On Linux it is an anonymous file in memory (memfd). Its size is limited by the machine's memory,
-    not by /dev/shm, which torch's shared tensors use and which has 64 MB in a container. A page
-    takes memory once it is written to. On other systems, and where memfd is not allowed, it is a
-    shared torch tensor.
+    Forked processes share it, and so do processes it is pickled to. On Linux it is an anonymous
+    file in memory (memfd). Its size is limited by the machine's memory, not by /dev/shm, which
+    torch's shared tensors use and which has 64 MB in a container. A page takes memory once it is
+    written to. On other systems, and where memfd is not allowed, it is a shared torch tensor.
     """
 
     tensor: Tensor  # uint8 [size]

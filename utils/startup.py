@@ -1,7 +1,7 @@
-"""The first steps of a script, before its slow imports: closed standard streams, Ctrl-C, and a
-limit of address space.
+"""The first steps of a script, before its slow imports.
 
-This module imports almost nothing, so that all of them work as early as possible.
+Closed standard streams, Ctrl-C, and a limit of address space. This module imports almost nothing,
+so that all of them work as early as possible.
 """
 
 import os
@@ -18,8 +18,9 @@ SPAWNED = "KESTREL_SPAWNED"
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C. Call it before the imports of a script; `exit_code_of`
-    takes over later.
+    """Prepare standard streams and Ctrl-C.
+
+    Call it before the imports of a script; `exit_code_of` takes over later.
     """
     open_closed_streams()
     # not if it is ignored, as under nohup
@@ -28,12 +29,12 @@ def prepare_script() -> None:
 
 
 def require_address_space() -> None:
-    """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space to load the
-    large packages.
+    """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space.
 
-    Their C++ code aborts the process on a failed allocation ("std::bad_alloc"), or leaves out a
-    library and fails later with another error. So, if there is a limit, they are first loaded in a
-    child process. Call it just before the script loads them: it takes as long.
+    The large packages need it to load. Their C++ code aborts the process on a failed allocation
+    ("std::bad_alloc"), or leaves out a library and fails later with another error. So, if there is
+    a limit, they are first loaded in a child process. Call it just before the script loads them: it
+    takes as long.
     """
     try:
         import resource
@@ -61,8 +62,9 @@ def require_address_space() -> None:
 
 
 def _load_and_exit() -> NoReturn:
-    """In a child process: load the large packages without output. It exits with 0 unless memory is
-    what is missing.
+    """In a child process: load the large packages without output.
+
+    It exits with 0 unless memory is what is missing.
     """
     code = 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -103,7 +105,7 @@ def allow_interrupts() -> None:
 
 
 def has_launcher(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has set its variables, also those of a single process."""
+    """Return whether a launcher has set its variables, also those of a single process."""
     return bool(environment.keys() & {"RANK", "WORLD_SIZE", "SLURM_NTASKS"})
 
 

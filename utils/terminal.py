@@ -1,5 +1,6 @@
-"""Terminal output and exit codes of a script: 0 success, 1 a fault, 2 invalid user input (one
-sentence).
+"""Terminal output and exit codes of a script.
+
+0 success, 1 a fault, 2 invalid user input (one sentence).
 """
 
 import errno
@@ -43,8 +44,9 @@ class AgreedExit(SystemExit):  # no suffix Error, like SystemExit
 
 
 class EndedBySignalError(KeyboardInterrupt):
-    """A signal, such as SIGTERM, ends the program as Ctrl-C does; the exit code is 128 + its
-    number.
+    """A signal, such as SIGTERM, ends the program as Ctrl-C does.
+
+    The exit code is 128 + its number.
     """
 
     def __init__(self, number: int) -> None:
@@ -70,11 +72,10 @@ def print_lines(text: str) -> None:
 
 @contextmanager
 def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
-    """The block writes to a standard stream. If its terminal was closed, replace it by the null
-    device.
+    """The block writes to a standard stream.
 
-    A program that ignores SIGHUP, or saves because of it, must not fail because nobody reads its
-    output.
+    If its terminal was closed, replace it by the null device. A program that ignores SIGHUP, or
+    saves because of it, must not fail because nobody reads its output.
     """
     try:
         yield
@@ -154,7 +155,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a script that ends with this error."""
+    """Return the exit code of a script that ends with this error."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     if isinstance(error, EndedBySignalError):

@@ -176,7 +176,7 @@ class BackgroundTask:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running."""
+        """Return whether a job is running."""
         return self._future is not None and not self._future.done()
 
     def wait(self) -> None:

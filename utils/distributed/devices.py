@@ -12,14 +12,14 @@ from utils.distributed.launch import RankInfo
 
 
 def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
-    """The devices of a process: one device, or in a single process all that `wanted` names
-    (DataParallel).
+    """Return the devices of a process.
 
-    wanted: "cpu", "mps", a GPU number, or several ("0,1"), of which each process takes the one at
-    the index of its local rank. "" means the GPU at the local rank, or the CPU on a machine without
-    GPUs. Numbers count the GPUs that CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has
-    bound to a single GPU takes that one. Raises ValueError if this machine does not have the
-    device, or has fewer devices than processes.
+    One device, or in a single process all that `wanted` names (DataParallel). wanted: "cpu", "mps",
+    a GPU number, or several ("0,1"), of which each process takes the one at the index of its local
+    rank. "" means the GPU at the local rank, or the CPU on a machine without GPUs. Numbers count
+    the GPUs that CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has bound to a single
+    GPU takes that one. Raises ValueError if this machine does not have the device, or has fewer
+    devices than processes.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
     if name == "cpu":
@@ -66,8 +66,9 @@ def _check_gpu_for_each_process(wanted: str, count: int, rank_info: RankInfo) ->
 
 
 def _gpu_numbers(wanted: str, name: str) -> list[int]:
-    """The numbers in "0" or "0,1". Raises ValueError for other texts, and for a number that is
-    given twice.
+    """Return the numbers in "0" or "0,1".
+
+    Raises ValueError for other texts, and for a number that is given twice.
     """
     if name.startswith(("gpu-", "mig-")):
         given = wanted.strip()
@@ -85,7 +86,7 @@ def _gpu_numbers(wanted: str, name: str) -> list[int]:
 
 
 def _visible_gpus(count: int) -> str:
-    """A clause about the GPUs that this process can use, and what hides the others."""
+    """Return a clause about the GPUs that this process can use, and what hides the others."""
     names = {0: "no CUDA GPU", 1: "GPU 0"}.get(count, f"GPUs 0 to {count - 1}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -106,10 +107,10 @@ def _metal_device(rank_info: RankInfo) -> torch.device:
 
 
 def processes_for(wanted: str, processes: int) -> int:
-    """The number of processes that --spawn starts: `processes`, or if 0, one per device in `wanted`
-    ("": all GPUs).
+    """Return the number of processes that --spawn starts.
 
-    Raises ValueError if neither gives a number, for example for the CPU.
+    `processes`, or if 0, one per device in `wanted` ("": all GPUs). Raises ValueError if neither
+    gives a number, for example for the CPU.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
     named = (
@@ -128,7 +129,7 @@ def processes_for(wanted: str, processes: int) -> int:
 
 
 def describe(device: torch.device) -> str:
-    """A description of the device, for the log."""
+    """Return a description of the device, for the log."""
     if device.type != "cuda":
         threads = torch.get_num_threads()
         cpu = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
@@ -138,11 +139,10 @@ def describe(device: torch.device) -> str:
 
 
 def loader_workers(wanted: int, batch_size: int, device: torch.device, local_size: int = 1) -> int:
-    """The number of DataLoader workers per training process: at most `wanted` and at most
-    `batch_size`.
+    """Return the number of DataLoader workers per training process.
 
-    The workers of all `local_size` processes on a machine together use at most all cores, or half
-    of them if the model runs on the CPU as well.
+    At most `wanted` and at most `batch_size`. The workers of all `local_size` processes on a
+    machine together use at most all cores, or half of them if the model runs on the CPU as well.
     """
     cores = (os.cpu_count() or 1) // local_size
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
@@ -170,7 +170,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's random number generators, of the CPU and of the GPU."""
+    """Return the states of torch's random number generators, of the CPU and of the GPU."""
     own = {"device": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **own}
 

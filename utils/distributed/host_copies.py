@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def to_device(images: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert images uint8 [B, H, W, 3] to `dtype` [B, 3, H, W] in [0, 1] on the device, channels
-    last in memory.
+    """Convert images to `dtype` [B, 3, H, W] in [0, 1] on the device, channels last in memory.
+
+    images: uint8 [B, H, W, 3].
     """
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).to(dtype).div_(255)
 
 
 class AsyncHostCopy:
-    """Copies values from a device to the host: on a CPU at once, from a GPU after two more values
-    have been pushed.
+    """Copies values from a device to the host.
 
-    By then the GPU has computed the value, so the host does not wait, and all processes get a value
-    at the same step.
+    On a CPU at once, from a GPU after two more values have been pushed. By then the GPU has
+    computed the value, so the host does not wait, and all processes get a value at the same step.
     """
 
     DELAY = 2  # values
@@ -51,8 +51,9 @@ class AsyncHostCopy:
 
 
 class Uploads:
-    """Copies host memory to a device. Copies to a GPU are asynchronous, on a stream of their
-    own.
+    """Copies host memory to a device.
+
+    Copies to a GPU are asynchronous, on a stream of their own.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,8 +62,9 @@ class Uploads:
         self._pending: dict[int, torch.cuda.Event] = {}
 
     def send(self, host: Tensor, key: int | None = None) -> Tensor:
-        """Copy a tensor to the device. key: for host memory that is overwritten later, but not
-        before `wait(key)`.
+        """Copy a tensor to the device.
+
+        key: for host memory that is overwritten later, but not before `wait(key)`.
         """
         if self._stream is None:
             return host.to(self._device, copy=key is not None)
@@ -87,10 +89,10 @@ class Uploads:
 
 
 def page_lock(memory: Tensor, device: torch.device, owner: object) -> None:
-    """Page-lock (pin) host memory until `owner` is deleted, so that copies from it to a GPU are
-    asynchronous.
+    """Page-lock (pin) host memory until `owner` is deleted.
 
-    If the system does not allow page-locking, the host waits for each copy.
+    Copies from it to a GPU are asynchronous then. If the system does not allow page-locking, the
+    host waits for each copy.
     """
     if device.type != "cuda":
         return

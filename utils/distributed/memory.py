@@ -10,7 +10,10 @@ import torch
 
 
 def memory_gib(device: torch.device) -> float:
-    """GiB that this process uses on the device; for a CPU its resident memory. 0 if unknown."""
+    """Return the GiB that this process uses on the device.
+
+    For a CPU its resident memory. 0 if unknown.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 2**30
     try:
@@ -21,7 +24,7 @@ def memory_gib(device: torch.device) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still allocate on the device; for a CPU, of RAM."""
+    """Return the bytes that this process can still allocate on the device; for a CPU, of RAM."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -40,11 +43,10 @@ def release_memory(device: torch.device) -> None:
 
 
 def reserved_by(step: Callable[[], None], device: torch.device) -> int:
-    """Peak bytes that this process reserves on a GPU during `step`, minus the bytes allocated
-    before.
+    """Return the peak bytes that this process reserves on a GPU during `step`.
 
-    It counts reserved bytes, not allocated ones: what the allocator loses to rounding and
-    fragmentation is not free.
+    Those allocated before do not count. It counts reserved bytes, not allocated ones: what the
+    allocator loses to rounding and fragmentation is not free.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # or the step would reuse cached memory, which would not be counted
@@ -56,19 +58,19 @@ def reserved_by(step: Callable[[], None], device: torch.device) -> int:
 
 
 def ring_budget(local_processes: int = 1) -> int:
-    """Bytes of RAM for the batches that this process's loader workers prepare: its share of a
-    quarter of what is free.
+    """Return the bytes of RAM for the batches that this process's loader workers prepare.
 
-    For GPUs this memory is page-locked, so that the system cannot move it to disk.
+    Its share of a quarter of what is free. For GPUs this memory is page-locked, so that the system
+    cannot move it to disk.
     """
     return free_ram() // 4 // local_processes
 
 
 def free_ram(root: Path = Path("/")) -> int:
-    """Bytes of RAM that are free or could be freed, within the limits of this process's control
-    groups.
+    """Return the bytes of RAM that are free or could be freed.
 
-    sys.maxsize if unknown. root: the folder that contains proc/ and sys/.
+    They are within the limits of this process's control groups. sys.maxsize if unknown. root: the
+    folder that contains proc/ and sys/.
     """
     free_kib = _read_number("MemAvailable", root / "proc/meminfo")
     machine = sys.maxsize if free_kib is None else free_kib * 1024
@@ -76,8 +78,9 @@ def free_ram(root: Path = Path("/")) -> int:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group (cgroup v1 or v2) of this process and in each of its parent
-    groups.
+    """Yield the bytes left in each control group of this process, and in each of its parents.
+
+    Of cgroup v1 or v2.
     """
     for line in _read_lines(root / "proc/self/cgroup"):
         _, kind, path = line.split(":", 2)
@@ -91,7 +94,10 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _free_in_group(folder: Path) -> Iterator[int]:
-    """Bytes left in one control group, if it has a limit. Inactive file cache counts as free."""
+    """Yield the bytes left in one control group, if it has a limit.
+
+    Inactive file cache counts as free.
+    """
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -107,15 +113,16 @@ def _free_in_group(folder: Path) -> Iterator[int]:
 
 
 def _read_number(name: str, file: Path) -> int | None:
-    """The number after `name` in a file with one name and number per line; None if it is
-    missing.
+    """Return the number after `name` in a file with one name and number per line.
+
+    None if it is missing.
     """
     found = (line.replace(":", " ").split() for line in _read_lines(file))
     return next((int(words[1]) for words in found if words and words[0] == name), None)
 
 
 def _read_lines(file: Path) -> list[str]:
-    """The lines of a text file; an empty list if it cannot be read."""
+    """Return the lines of a text file; an empty list if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,5 +1,6 @@
-"""Choose the parallel mode of a model: one process, DataParallel, DistributedDataParallel or
-sharded.
+"""Choose the parallel mode of a model.
+
+One process, DataParallel, DistributedDataParallel or sharded.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +34,9 @@ def build_replica(
 def synchronize_if_asked(
     model: nn.Module, world: World, *, sync_bn: bool, shard: bool, say: Callable[[str], None]
 ) -> bool:
-    """Synchronize BatchNorm if asked, and return whether it is; report flags that have no
-    effect.
+    """Synchronize BatchNorm if asked, and return whether it is.
+
+    Report flags that have no effect.
     """
     synchronized = sync_bn or shard
     if synchronized:
@@ -62,7 +64,7 @@ def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dty
 
 
 def describe_mode(world: World, *, shard: bool) -> list[str]:
-    """Lines about the parallel mode, for the log at the start of a run."""
+    """Return lines about the parallel mode, for the log at the start of a run."""
     lines = []
     if shard and world.size > 1:
         lines.append(

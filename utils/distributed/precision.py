@@ -16,12 +16,12 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
-    """The dtype to compute in: float32, bfloat16 or float16 with autocast, or float64 (slow, to
-    verify results).
+    """Return the dtype to compute in.
 
-    auto: bfloat16 if the hardware multiplies it natively, float16 on older GPUs with tensor cores,
-    else float32. The choice depends on what the hardware reports, never on timings, so two runs on
-    one machine make the same choice. Raises ValueError for a dtype that the device cannot use.
+    float32, bfloat16 or float16 with autocast, or float64 (slow, to verify results). auto: bfloat16
+    if the hardware multiplies it natively, float16 on older GPUs with tensor cores, else float32.
+    The choice depends on what the hardware reports, never on timings, so two runs on one machine
+    make the same choice. Raises ValueError for a dtype that the device cannot use.
     """
     named = {
         "fp64": torch.float64,
@@ -51,18 +51,25 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def weights_dtype(precision: torch.dtype) -> torch.dtype:
-    """The dtype of the weights for this compute precision: float64 for float64, else float32."""
+    """Return the dtype of the weights for this compute precision.
+
+    float64 for float64, else float32.
+    """
     return torch.float64 if precision == torch.float64 else torch.float32
 
 
 def autocast_for(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """The autocast context for a forward pass in `precision`; disabled unless it has 16 bits."""
+    """Return the autocast context for a forward pass in `precision`.
+
+    Disabled unless it has 16 bits.
+    """
     return torch.autocast(device.type, precision, enabled=precision.itemsize == 2)
 
 
 class _ExactFloat32:
-    """Turns TF32 off for the whole process, which is all that torch offers, while any thread asks
-    for it.
+    """Turns TF32 off for the whole process while any thread asks for it.
+
+    For the whole process, because torch offers nothing else.
     """
 
     def __init__(self) -> None:
@@ -104,12 +111,11 @@ class _ExactFloat32:
 
 
 def _older_matmul_setting() -> str:
-    """What set_float32_matmul_precision, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, has set; "" if it is
-    void.
+    """Return what set_float32_matmul_precision, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, has set.
 
-    torch has an older and a newer setting for the products of matrices. It raises an error wherever
-    it finds that they contradict each other, so both are changed. If a program has changed the
-    newer one alone, they do already.
+    "" if it is void. torch has an older and a newer setting for the products of matrices. It raises
+    an error wherever it finds that they contradict each other, so both are changed. If a program
+    has changed the newer one alone, they do already.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -134,7 +140,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def _cpu_has_bf16() -> bool:
-    """Whether the processor has bfloat16 instructions; False if that is unknown."""
+    """Return whether the processor has bfloat16 instructions; False if that is unknown."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = next((line for line in file if line.startswith("flags")), "").split()

@@ -22,12 +22,11 @@ from utils.distributed.world import World
 
 
 class ShardedReplica(Replica[Model]):
-    """Fully sharded: a layer's weights are gathered before it runs; its gradients are averaged and
-    scattered after.
+    """Fully sharded: a layer's weights are gathered before it runs.
 
-    layers: the layers that are gathered separately. Parameters are replaced by shards in place, so
-    build the optimizer afterwards. BatchNorm must be synchronized: its statistics are not sharded,
-    and torch does not make them equal.
+    Its gradients are averaged and scattered after. layers: the layers that are gathered separately.
+    Parameters are replaced by shards in place, so build the optimizer afterwards. BatchNorm must be
+    synchronized: its statistics are not sharded, and torch does not make them equal.
     """
 
     def __init__(self, model: Model, world: World, layers: list[nn.Module]) -> None:
@@ -80,8 +79,9 @@ class ShardedReplica(Replica[Model]):
 
 
 def _gather_full(value: Any) -> Any:
-    """Gather every sharded tensor in nested dicts and lists. A collective: all processes must make
-    the same calls.
+    """Gather every sharded tensor in nested dicts and lists.
+
+    A collective: all processes must make the same calls.
     """
     return _map_leaves(
         lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value
@@ -99,8 +99,9 @@ def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _shard_like(value: Any, reference: Any) -> Any:
-    """Shard a tensor, or a dict of tensors, like `reference`. Values without shards, such as step
-    counts, stay.
+    """Shard a tensor, or a dict of tensors, like `reference`.
+
+    Values without shards, such as step counts, stay.
     """
     if isinstance(value, dict):
         return {key: _shard_like(entry, reference[key]) for key, entry in value.items()}

@@ -18,13 +18,12 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 def mode_without_reuse(
     mode: str, batches_per_step: int, device: torch.device, say: Callable[[str], None]
 ) -> str:
-    """The mode of torch.compile to use: without CUDA graphs if gradients of several batches are
-    accumulated.
+    """Return the mode of torch.compile to use.
 
-    A gradient that a CUDA graph has computed may lie in the graph's own memory, which the graph
-    overwrites when it runs for the next batch (pytorch issues 96693, 169545). With one batch per
-    step the gradients have been used by then. say: receives a log line if the mode is another one
-    than `mode`.
+    Without CUDA graphs if gradients of several batches are accumulated. A gradient that a CUDA
+    graph has computed may lie in the graph's own memory, which the graph overwrites when it runs
+    for the next batch (pytorch issues 96693, 169545). With one batch per step the gradients have
+    been used by then. say: receives a log line if the mode is another one than `mode`.
     """
     if mode not in WITHOUT_GRAPHS or batches_per_step == 1 or device.type != "cuda":
         return mode
@@ -46,16 +45,16 @@ def compile_model(
     *,
     forward: Callable[[Tensor], Any] | None = None,
 ) -> str:
-    """Compile a model in training mode for batches shaped like `images`, and return a message about
-    the result.
+    """Compile a model in training mode, and return a message about the result.
 
-    mode: of torch.compile: default, reduce-overhead (CUDA graphs) or max-autotune. One forward and
-    backward pass is run as a test; it leaves gradients and buffers unchanged. If it fails on any
-    process, all processes run uncompiled. forward: calls the model as training does. It must be the
-    forward pass of DistributedDataParallel if that wraps the model: the first call compiles, and
-    only there torch splits the graph where the gradients of a bucket are complete, so that they are
-    all-reduced while the rest of the backward pass runs. The model itself by default. Raises
-    ValueError for several devices in one process.
+    It is compiled for batches shaped like `images`. mode: of torch.compile: default,
+    reduce-overhead (CUDA graphs) or max-autotune. One forward and backward pass is run as a test;
+    it leaves gradients and buffers unchanged. If it fails on any process, all processes run
+    uncompiled. forward: calls the model as training does. It must be the forward pass of
+    DistributedDataParallel if that wraps the model: the first call compiles, and only there torch
+    splits the graph where the gradients of a bucket are complete, so that they are all-reduced
+    while the rest of the backward pass runs. The model itself by default. Raises ValueError for
+    several devices in one process.
     """
     if world.devices:
         raise ValueError(
@@ -83,8 +82,9 @@ def compile_model(
 
 
 def first_failure(trial: Callable[[], None], world: World) -> str:
-    """Run `trial` on all processes and describe the first error of any of them; "" if there is
-    none.
+    """Run `trial` on all processes and describe the first error of any of them.
+
+    "" if there is none.
     """
     failure = ""
     try:
@@ -98,10 +98,10 @@ def first_failure(trial: Callable[[], None], world: World) -> str:
 def compile_or_fall_back(
     function: Callable[..., Tensor], say: Callable[[str], None]
 ) -> Callable[..., Tensor]:
-    """Compile `function` for each shape of its arguments, which must be few: torch stops after
-    eight.
+    """Compile `function` for each shape of its arguments, which must be few.
 
-    If torch cannot compile it, `say` receives a log line, and `function` itself is called.
+    torch stops after eight. If torch cannot compile it, `say` receives a log line, and `function`
+    itself is called.
     """
     compiled: Callable[..., Tensor] | None = torch.compile(function, dynamic=False)
 

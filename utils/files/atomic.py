@@ -12,8 +12,9 @@ from utils.terminal import FaultError
 
 @contextmanager
 def name_os_errors(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError from the block: the error of a write to a full disk does not name
-    the file.
+    """Add `path` to an OSError from the block.
+
+    The error of a write to a full disk does not name the file.
     """
     try:
         yield
@@ -25,11 +26,11 @@ def name_os_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file to write; it replaces `path` when the block ends without
-    an exception.
+    """Yield the path of a temporary file to write.
 
-    After an exception the temporary file is removed and `path` stays as it was. Raises FaultError
-    if the folder of `path` no longer exists.
+    It replaces `path` when the block ends without an exception. After an exception the temporary
+    file is removed and `path` stays as it was. Raises FaultError if the folder of `path` no longer
+    exists.
     """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
@@ -47,8 +48,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, to be filled before `path` is replaced. It is removed at
-    the end.
+    """Yield an empty folder beside `path`, to be filled before `path` is replaced.
+
+    It is removed at the end.
     """
     with name_os_errors(path):
         temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp.", dir=path.parent))

@@ -65,8 +65,9 @@ def _write(values: Any, file: BinaryIO) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """fsync a folder, so that a renamed file survives a power failure. Only POSIX can open
-    folders.
+    """fsync a folder, so that a renamed file survives a power failure.
+
+    Only POSIX can open folders.
     """
     if os.name != "posix":
         return

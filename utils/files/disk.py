@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 
 def format_bytes(number: float) -> str:
-    """A number of bytes as text with a unit.
+    """Return a number of bytes as text with a unit.
 
     >>> format_bytes(1_234_567)
     '1.23 MB'
@@ -49,12 +49,12 @@ class FolderLock:
 
 
 def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
-    """Lock a run folder for this process. Raises ValueError if another process holds it for longer
-    than `wait_s`.
+    """Lock a run folder for this process.
 
-    Loader processes do not inherit the lock, and the operating system releases it however this
-    process ends. The wait is for a launcher that restarts processes before the old ones have ended.
-    On a disk that does not support locks the folder counts as free.
+    Raises ValueError if another process holds it for longer than `wait_s`. Loader processes do not
+    inherit the lock, and the operating system releases it however this process ends. The wait is
+    for a launcher that restarts processes before the old ones have ended. On a disk that does not
+    support locks the folder counts as free.
     """
     deadline = time.monotonic() + wait_s
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -72,11 +72,11 @@ def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
 
 @contextmanager
 def exclusive_access(folder: Path) -> Iterator[None]:
-    """Lock `folder` during the block: of all processes on machines that share the disk, one at a
-    time; others wait.
+    """Lock `folder` during the block.
 
-    The folder is created, and removed at the end if it is empty. The operating system releases the
-    lock of a killed process. Raises FaultError if the disk does not support locks.
+    Of all processes on machines that share the disk one holds it, and others wait. The folder is
+    created, and removed at the end if it is empty. The operating system releases the lock of a
+    killed process. Raises FaultError if the disk does not support locks.
     """
     file = folder / "lock"
     descriptor = _take(file)
@@ -116,8 +116,9 @@ def _take(file: Path) -> int:
 
 
 def lock_shared(descriptor: int) -> None:
-    """Keep `remove_unused` from removing an open file until it is closed. No effect if the disk
-    lacks such locks.
+    """Keep `remove_unused` from removing an open file until it is closed.
+
+    No effect if the disk lacks such locks.
     """
     with suppress(ImportError, OSError):
         import fcntl
@@ -126,8 +127,9 @@ def lock_shared(descriptor: int) -> None:
 
 
 def remove_unused(file: Path) -> None:
-    """Try to remove a file, unless a process on any machine that shares the disk holds it with
-    `lock_shared`.
+    """Try to remove a file, unless a process holds it with `lock_shared`.
+
+    That process may be on any machine that shares the disk.
     """
     with suppress(OSError), file.open("r+b") as stream:
         if _locked(stream.fileno()):

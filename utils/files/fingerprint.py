@@ -22,23 +22,21 @@ ABSENT = b"absent"  # the state, or content, of a file that does not exist
 
 
 def digest_of_contents(paths: Iterable[FilePath]) -> str:
-    """Return a digest of path and contents of each file, in this order. Files that do not exist are
-    allowed.
+    """Return a digest of path and contents of each file, in this order.
 
-    For small files such as labels: 100,000 take 2 to 3 seconds on two busy cores, three times their
-    `digest_of_states`.
+    Files that do not exist are allowed. For small files such as labels: 100,000 take 2 to 3 seconds
+    on two busy cores, three times their `digest_of_states`.
     """
     return _digest(paths, _content)
 
 
 def digest_of_states(paths: Iterable[FilePath]) -> str:
-    """Return a digest of path, size, modification time, change time and inode of each file, without
-    reading them.
+    """Return a digest of path, size, times and inode of each file, without reading them.
 
-    Files that do not exist are allowed. The system sets the change time when a file is written or
-    renamed, and no program can choose it; disks that keep none, such as read-only disk images,
-    repeat the modification time or a constant, and there a file of the same size, time and inode
-    counts as unchanged.
+    The times are those of modification and change. Files that do not exist are allowed. The system
+    sets the change time when a file is written or renamed, and no program can choose it; disks that
+    keep none, such as read-only disk images, repeat the modification time or a constant, and there
+    a file of the same size, time and inode counts as unchanged.
     """
     return _digest(paths, file_state)
 

@@ -23,12 +23,11 @@ PATHS_OF_RUNS = re.compile(r"(.*/)?runs/(train|val|detect)/exp[0-9]*")
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """Create and return project/name, or the first free one of name2, name3, ...; two runs never
-    share a folder.
+    """Create and return project/name, or the first free one of name2, name3, ...
 
-    The folder is marked with RUN_MARK. exist_ok: use project/name even if it exists; it is marked
-    if it is empty, since it may hold the user's own files. Raises ValueError if the folder cannot
-    be created.
+    Two runs never share a folder. The folder is marked with RUN_MARK. exist_ok: use project/name
+    even if it exists; it is marked if it is empty, since it may hold the user's own files. Raises
+    ValueError if the folder cannot be created.
     """
     if not name:
         raise ValueError("--name: must not be empty")
@@ -52,7 +51,7 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
 
 def is_run_folder(folder: str, names: Collection[str]) -> bool:
-    """Whether train.py, val.py or detect.py wrote a folder. names: of the files in it.
+    """Return whether train.py, val.py or detect.py wrote a folder. names: of the files in it.
 
     >>> is_run_folder("photos/night", ["a.jpg", "kestrel-run.txt"])
     True
@@ -91,11 +90,10 @@ def newest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def cache_folder(given: str) -> Path | None:
-    """The folder for scanned labels and decoded images: `given`, or the user's cache folder if that
-    is empty.
+    """Return the folder for scanned labels and decoded images.
 
-    None if the user has no home folder, as in a container that runs under a user id unknown to the
-    system.
+    `given`, or the user's cache folder if that is empty. None if the user has no home folder, as in
+    a container that runs under a user id unknown to the system.
     """
     if given:
         return Path(given)

@@ -1,5 +1,6 @@
-"""What an http or https address holds: whether it is a file of a known length, and its content in
-memory.
+"""What an http or https address holds.
+
+Whether it is a file of a known length, and its content in memory.
 """
 
 import time
@@ -29,8 +30,9 @@ UNAUTHORIZED = 401
 
 
 class Remote:
-    """The response of a server. kind: its Content-Type, in lower case. length: bytes, None if it
-    announces none.
+    """The response of a server.
+
+    kind: its Content-Type, in lower case. length: bytes, None if it announces none.
     """
 
     def __init__(self, response: Response, host: str, stall_s: float) -> None:
@@ -40,12 +42,12 @@ class Remote:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the server says that it sends moving pictures or sound."""
+        """Return whether the server says that it sends moving pictures or sound."""
         return self.kind.startswith(STREAM_KINDS)
 
     @property
     def is_image(self) -> bool:
-        """Whether the server says that it sends an image."""
+        """Return whether the server says that it sends an image."""
         return self.kind.startswith("image/")
 
     def read(self, limit: int) -> bytes:

@@ -20,8 +20,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` atomically: a reader sees the old file or the new one. What UTF-8 cannot encode
-    is escaped.
+    """Write `text` atomically: a reader sees the old file or the new one.
+
+    What UTF-8 cannot encode is escaped.
     """
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -47,8 +48,9 @@ def _without_nan(value: Any) -> Any:
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
-    """Write rows as CSV, numbers with 6 significant digits; the header is the keys of the first
-    row.
+    """Write rows as CSV, numbers with 6 significant digits.
+
+    The header is the keys of the first row.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")

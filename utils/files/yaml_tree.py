@@ -1,5 +1,6 @@
-"""YAML read as a small tree of text with line numbers. Aliases, tags and duplicate keys are
-errors.
+"""YAML read as a small tree of text with line numbers.
+
+Aliases, tags and duplicate keys are errors.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ MAX_NODES = 200_000  # keys, values and lists; a node takes about a kilobyte
 
 
 def read_tree(file: Path, name: str | Path, what: str, most_bytes: int) -> Node | None:
-    """The node tree of a YAML file; None if it is empty.
+    """Return the node tree of a YAML file; None if it is empty.
 
     A node's value is the text as written in the file. Errors call the file `name` and its kind
     `what`. Raises ValueError, with the file and if possible the line: the file cannot be read, is
@@ -73,14 +74,15 @@ def _compose(text: str, name: str) -> Node | None:
 
 
 def where(name: str | Path, node: Node | yaml.Event) -> str:
-    """The file and, if it is known, the line of a node."""
+    """Return the file and, if it is known, the line of a node."""
     mark = node.start_mark
     return printable(name) if mark is None else f"{printable(name)} line {mark.line + 1}"
 
 
 def pairs(mapping: MappingNode, name: str | Path, what: str) -> list[tuple[str, Node]]:
-    """The keys and values of `mapping`. Raises ValueError if a key is not plain text or appears
-    twice.
+    """Return the keys and values of `mapping`.
+
+    Raises ValueError if a key is not plain text or appears twice.
     """
     seen: set[str] = set()
     for key, _ in mapping.value:
@@ -95,7 +97,7 @@ def pairs(mapping: MappingNode, name: str | Path, what: str) -> list[tuple[str, 
 
 
 def is_absent(node: Node) -> bool:
-    """Whether a value is empty, ~ or null. A quoted "null" is text."""
+    """Return whether a value is empty, ~ or null. A quoted "null" is text."""
     return (
         isinstance(node, ScalarNode)
         and not node.style

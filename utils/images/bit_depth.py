@@ -1,5 +1,6 @@
-"""Images with more than 8 bits per channel: which bit depth their values have, and the same image
-with 8 bits.
+"""Images with more than 8 bits per channel.
+
+Which bit depth their values have, and the same image with 8 bits.
 """
 
 import numpy as np
@@ -8,8 +9,9 @@ BIT_DEPTHS = (8, 10, 12, 14, 16)  # of cameras and scanners
 
 
 def bit_depth(image: np.ndarray) -> int:
-    """Return the smallest of BIT_DEPTHS that holds the largest value of a uint8 or uint16 image of
-    any shape.
+    """Return the smallest of BIT_DEPTHS that holds the largest value of an image.
+
+    Of a uint8 or uint16 image of any shape.
 
     >>> [bit_depth(np.array([most], np.uint16)) for most in (0, 255, 256, 4095, 4096, 65535)]
     [8, 8, 10, 12, 14, 16]

@@ -48,7 +48,7 @@ DECODER_VERSION = 2  # increase it when a change of the code gives other pixels 
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file with this name counts as an image.
+    """Return whether a file with this name counts as an image.
 
     >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
     (True, False, False)
@@ -57,17 +57,18 @@ def is_image_name(name: str) -> bool:
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Return the pixels of an image file: uint8 [H, W, 3], blue green red (OpenCV's order),
-    upright.
+    """Return the pixels of an image file.
 
-    Raises ValueError if the file cannot be read, and as `decode_bgr` does.
+    uint8 [H, W, 3], blue green red (OpenCV's order), upright. Raises ValueError if the file cannot
+    be read, and as `decode_bgr` does.
     """
     return decode_bgr(read_bytes(path), path)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the contents of a regular file. Raises ValueError with its path if it cannot be
-    read.
+    """Return the contents of a regular file.
+
+    Raises ValueError with its path if it cannot be read.
     """
     try:  # reading a pipe may never end, so only regular files are read
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -93,12 +94,11 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
-    """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values: uint8 or
-    uint16 [H, W, 3].
+    """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values.
 
-    Raises ValueError with `name` if the image is damaged or truncated, or has floating-point,
-    signed or 32-bit values, and MemoryError with `name` if there is too little memory for its
-    pixels.
+    uint8 or uint16 [H, W, 3]. Raises ValueError with `name` if the image is damaged or truncated,
+    or has floating-point, signed or 32-bit values, and MemoryError with `name` if there is too
+    little memory for its pixels.
     """
     image = None
     if not data.startswith(FLOAT_STARTS):
@@ -128,8 +128,9 @@ def has_end(data: bytes) -> bool:
 
 @contextmanager
 def quiet_decoder() -> Iterator[None]:
-    """Silence OpenCV's log on stderr while many files are decoded; the caller reports each problem
-    itself.
+    """Silence OpenCV's log on stderr while many files are decoded.
+
+    The caller reports each problem itself.
     """
     log = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # OpenCV 4, OpenCV 5
     level = log.getLogLevel()
@@ -141,9 +142,9 @@ def quiet_decoder() -> Iterator[None]:
 
 
 def _is_damaged_png(data: bytes) -> bool:
-    """Whether a PNG has a chunk that reaches past the end of the file, or is animated and has a
-    wrong checksum.
+    """Return whether a PNG is damaged.
 
+    That is, a chunk reaches past the end of the file, or it is animated and has a wrong checksum.
     OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still
     images only.
     """

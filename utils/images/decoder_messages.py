@@ -1,5 +1,6 @@
-"""What image libraries print to stderr while they decode: libjpeg's warnings, which name no
-file.
+"""What image libraries print to stderr while they decode.
+
+libjpeg's warnings, which name no file.
 """
 
 import os
@@ -23,8 +24,9 @@ class DecoderMessages:
 
     @property
     def size(self) -> int:
-        """The number of bytes. If it grew during a call, that call or one in another thread printed
-        something.
+        """Return the number of bytes.
+
+        If it grew during a call, that call or one in another thread printed something.
         """
         return os.fstat(self._caught.fileno()).st_size if self._caught else 0
 
@@ -40,12 +42,11 @@ class DecoderMessages:
 
 @contextmanager
 def caught_messages() -> Iterator[DecoderMessages]:
-    """Keep what libraries print to stderr in this block from the terminal, and let the block look
-    at it.
+    """Keep what libraries print to stderr in this block from the terminal.
 
-    Python's own stderr, such as progress bars, still goes to the terminal. Nothing is caught in a
-    second block at the same time in another thread, on Windows, or without room for the temporary
-    file. What a library prints before it ends the process is lost.
+    The block can look at it. Python's own stderr, such as progress bars, still goes to the
+    terminal. Nothing is caught in a second block at the same time in another thread, on Windows, or
+    without room for the temporary file. What a library prints before it ends the process is lost.
     """
     if not hasattr(os, "pread") or not _one_at_a_time.acquire(blocking=False):
         yield DecoderMessages(None)

@@ -24,8 +24,9 @@ class ImageDetections:
     def best(
         self, max_detections: int, class_ids: Sequence[int] | None = None
     ) -> "ImageDetections":
-        """Return the first `max_detections` of these classes (None: of all), unchanged; count the
-        others of them.
+        """Return the first `max_detections` of these classes (None: of all), unchanged.
+
+        Count the others of them.
         """
         wanted = np.arange(len(self))
         if class_ids is not None:
@@ -41,8 +42,9 @@ class ImageDetections:
         )
 
     def rows(self, index: int) -> NDArray[np.float64]:
-        """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score. `from_rows`
-        inverts it.
+        """Return [D, 7]: `index` of the image, class, x, y, w, h in pixels, score.
+
+        `from_rows` inverts it.
         """
         low, high = np.split(self.boxes_xyxy, 2, axis=1)
         head = np.stack([np.full(len(self), index), self.class_ids], 1)

@@ -10,10 +10,10 @@ MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 
 
 def encode_bgr(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """Return an image [H, W, 3], BGR, as the content of a .png file or, with any other suffix, of a
-    JPEG file.
+    """Return an image [H, W, 3], BGR, as the content of a file.
 
-    Raises ValueError if the image is too large for the format.
+    Of a .png file or, with any other suffix, of a JPEG file. Raises ValueError if the image is too
+    large for the format.
     """
     kind, options = (
         (".png", [])

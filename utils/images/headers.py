@@ -1,5 +1,6 @@
-"""What the headers of image files say: sizes that files claim, JPEG segments, whether there is only
-one channel.
+"""What the headers of image files say.
+
+Sizes that files claim, JPEG segments, whether there is only one channel.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ TIFF_SHORT = 3  # the type of 16-bit numbers
 
 
 class JpegHeader(NamedTuple):
-    """The frame marker, the number of pixels and channels, and the offset of the first scan; 0 for
-    what is absent.
+    """The frame marker, the number of pixels and channels, and the offset of the first scan.
+
+    0 for what is absent.
     """
 
     frame: int = 0
@@ -60,8 +62,9 @@ def jpeg_header(data: bytes) -> JpegHeader:
 
 
 def gif_pixels(data: bytes) -> int:
-    """Return the number of pixels of the canvas that the frames of a GIF are drawn on; 0 for other
-    data.
+    """Return the number of pixels of the canvas that the frames of a GIF are drawn on.
+
+    0 for other data.
     """
     if not data.startswith(GIF_STARTS):
         return 0
@@ -69,10 +72,9 @@ def gif_pixels(data: bytes) -> int:
 
 
 def is_gray(data: bytes) -> bool:
-    """Whether the header of a JPEG, PNG, PNM or TIFF file says that the image has gray values only,
-    and no colors.
+    """Return whether the header of an image file says that it has gray values only.
 
-    False for all other kinds of files.
+    Of a JPEG, PNG, PNM or TIFF file. False for all other kinds of files.
 
     >>> is_gray(b"P5\\n1 1\\n255\\n0"), is_gray(b"P6\\n1 1\\n255\\n000")
     (True, False)
@@ -85,10 +87,9 @@ def is_gray(data: bytes) -> bool:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the type of each chunk of a PNG, and where its content begins and ends, up to IEND or
-    the end of the data.
+    """Yield the type of each chunk of a PNG, and where its content begins and ends.
 
-    The end of the last chunk may be past the end of the data.
+    Up to IEND or the end of the data. The end of the last chunk may be past the end of the data.
     """
     position = len(PNG_START)
     while position < len(data):
@@ -102,10 +103,10 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def tiff_number(data: bytes, tag: int) -> int:
-    """Return the 16-bit number of a tag in the first page of a TIFF, or in EXIF data; -1 if it is
-    absent.
+    """Return the 16-bit number of a tag in the first page of a TIFF, or in EXIF data.
 
-    Of several numbers, such as BitsPerSample, the first one. Source: TIFF 6.0, section 2.
+    -1 if it is absent. Of several numbers, such as BitsPerSample, the first one. Source: TIFF 6.0,
+    section 2.
     """
     if data[:4] not in TIFF_STARTS:
         return -1

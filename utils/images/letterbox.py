@@ -70,7 +70,7 @@ def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, 
 
 
 def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
-    """The centered canvas region of a base image.
+    """Return the centered canvas region of a base image.
 
     An image that does not fit is shrunk, to at least 1 px per side.
 
@@ -124,7 +124,7 @@ def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) ->
 
 
 def round_up_to_stride(size: int, stride: int) -> int:
-    """The smallest multiple of the stride that is at least `size` and at least two strides.
+    """Return the smallest multiple of the stride that is at least `size` and at least two strides.
 
     With one stride a single image gives a feature map of one cell, which BatchNorm rejects in
     training.
@@ -202,7 +202,7 @@ class FixedCanvas(CanvasShapes):
 def canvas_shapes(
     image_size: int, stride: int, fixed: tuple[int, int] | None = None
 ) -> CanvasShapes:
-    """The canvases of evaluation and prediction: rectangular with padding, or `fixed`.
+    """Return the canvases of evaluation and prediction: rectangular with padding, or `fixed`.
 
     image_size: long side in pixels, rounded up to a multiple of the stride. fixed: (height, width),
     whose longer side is used instead of image_size.

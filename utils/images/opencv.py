@@ -1,5 +1,6 @@
-"""Import OpenCV, or exit with one sentence that says what is missing. Use `from utils.images.opencv
-import cv2`.
+"""Import OpenCV, or exit with one sentence that says what is missing.
+
+Use `from utils.images.opencv import cv2`.
 """
 
 import sys

@@ -178,7 +178,7 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
 
 
 def _hits_needed(truths: np.ndarray) -> np.ndarray:
-    """The fewest true positives that reach each recall point, int64 [K, R].
+    """Return the fewest true positives that reach each recall point, int64 [K, R].
 
     The smallest n >= 1 with n / truths >= recall.
     """
@@ -240,6 +240,6 @@ def _envelope(
 
 
 def mean_of_known(values: np.ndarray) -> float:
-    """Mean of the values that are not -1; -1 if there are none."""
+    """Return the mean of the values that are not -1; -1 if there are none."""
     known = values[values > -1]
     return float(np.mean(known)) if known.size else -1.0

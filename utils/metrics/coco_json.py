@@ -34,7 +34,7 @@ class CocoFiles(NamedTuple):
 
 
 def read_coco_results(truth_path: str | Path, detections_path: str | Path) -> CocoFiles:
-    """A COCO annotation file and a COCO results list, as arrays.
+    """Return a COCO annotation file and a COCO results list, as arrays.
 
     Annotations of images or categories that the file does not declare, and detections of such
     categories, are left out, as in COCOeval. An annotation of id 0 is treated like any other;
@@ -64,7 +64,10 @@ def read_coco_results(truth_path: str | Path, detections_path: str | Path) -> Co
 def _read_truth(
     rows: list[Any], images: Mapping, categories: Mapping, path: str | Path
 ) -> GroundTruth:
-    """The annotations as arrays. Raises: ValueError if one is malformed or an id is given twice."""
+    """Return the annotations as arrays.
+
+    Raises: ValueError if one is malformed or an id is given twice.
+    """
     kept = []
     seen: set[int | str] = set()
     for row, where in _named(rows, "annotations", path):
@@ -93,7 +96,10 @@ def _refuse_second(identifier: int | str, seen: set[int | str], where: str) -> N
 def _read_detections(
     rows: list[Any], images: Mapping, categories: Mapping, path: str | Path
 ) -> Detections:
-    """The results as arrays. Raises: ValueError if one is malformed or of an unknown image."""
+    """Return the results as arrays.
+
+    Raises: ValueError if one is malformed or of an unknown image.
+    """
     kept = []
     for row, where in _named(rows, "detections", path):
         image = _identifier(row, "image_id", where)
@@ -111,7 +117,10 @@ def _read_detections(
 
 
 def _load_json(path: str | Path) -> Any:
-    """The content of a JSON file. Raises: ValueError that names the file and what is wrong."""
+    """Return the content of a JSON file.
+
+    Raises: ValueError that names the file and what is wrong.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -123,7 +132,7 @@ def _load_json(path: str | Path) -> Any:
 
 
 def _rows(content: Any, name: str, path: str | Path) -> list[Any]:
-    """The content if it is a list. Raises: ValueError if not."""
+    """Return the content if it is a list. Raises: ValueError if not."""
     if isinstance(content, list):
         return content
     given = "missing" if content is None else _kind(content)
@@ -143,7 +152,7 @@ def _named(rows: list[Any], name: str, path: str | Path) -> Iterator[tuple[dict[
 
 
 def _declared_ids(content: Mapping[str, Any], name: str, path: str | Path) -> list[int | str]:
-    """The sorted, distinct ids of `images` or `categories`."""
+    """Return the sorted, distinct ids of `images` or `categories`."""
     rows = _rows(content.get(name), name, path)
     ids = {_identifier(row, "id", where) for row, where in _named(rows, name, path)}
     # numbers before text, as the two cannot be compared
@@ -151,19 +160,19 @@ def _declared_ids(content: Mapping[str, Any], name: str, path: str | Path) -> li
 
 
 def _positions(ids: Sequence[int | str]) -> dict[int | str, int]:
-    """The position of each id."""
+    """Return the position of each id."""
     return {value: position for position, value in enumerate(ids)}
 
 
 def _field(row: Mapping[str, Any], key: str, where: str) -> Any:
-    """The value of a key. Raises: ValueError if it is missing."""
+    """Return the value of a key. Raises: ValueError if it is missing."""
     if key not in row:
         raise ValueError(f'{where} has no "{key}", which is required.')
     return row[key]
 
 
 def _identifier(row: Mapping[str, Any], key: str, where: str) -> int | str:
-    """The id under a key. Raises: ValueError if it is neither a whole number nor text."""
+    """Return the id under a key. Raises: ValueError if it is neither a whole number nor text."""
     value = _field(row, key, where)
     if isinstance(value, float) and value.is_integer():
         return int(value)  # some exporters write 7.0 for 7
@@ -173,7 +182,7 @@ def _identifier(row: Mapping[str, Any], key: str, where: str) -> int | str:
 
 
 def _number(value: Any, key: str, where: str) -> float:
-    """The value as a float. Raises: ValueError if it is not a finite number."""
+    """Return the value as a float. Raises: ValueError if it is not a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and abs(value) <= sys.float_info.max:  # false for nan and inf
         return float(value)
@@ -181,7 +190,7 @@ def _number(value: Any, key: str, where: str) -> float:
 
 
 def _box(row: Mapping[str, Any], where: str) -> list[float]:
-    """The box of a row, xywh. Raises: ValueError if it is missing or malformed."""
+    """Return the box of a row, xywh. Raises: ValueError if it is missing or malformed."""
     value = _field(row, "bbox", where)
     if not isinstance(value, list) or len(value) != 4:
         raise ValueError(f"{where}: bbox is {value!r:.60}, but must be [left, top, width, height].")
@@ -196,6 +205,6 @@ def _columns(rows: list[tuple], width: int) -> Iterator[Any]:
 
 
 def _kind(value: Any) -> str:
-    """What a value of a JSON file is called in error messages."""
+    """Return what a value of a JSON file is called in error messages."""
     kinds = {dict: "an object", list: "a list", str: "text", type(None): "null"}
     return kinds.get(type(value), "a number")

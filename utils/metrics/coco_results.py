@@ -28,7 +28,7 @@ def coco_ground_truth(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The content of COCO's instances file.
+    """Return the content of COCO's instances file.
 
     Args:
         truth: the boxes.
@@ -64,7 +64,7 @@ def coco_ground_truth(
 
 
 def file_name_text(name: str) -> str:
-    """A file name that can be written as JSON: bytes that are not UTF-8 are escaped."""
+    """Return a file name that can be written as JSON: bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

@@ -16,7 +16,7 @@ def confusion_matrix(
     confidence: float = 0.25,
     iou: float = 0.45,
 ) -> np.ndarray:
-    """The confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
+    """Return the confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
 
     The last row and the last column are background. Detections of score `confidence` or more and
     ground truths of the same image are matched one to one, highest IoU first, whatever their

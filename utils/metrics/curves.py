@@ -56,14 +56,17 @@ class OperatingCurves:
         return self.confidence, precision, recall, f1, self.pr_recall, pr_precision
 
     def mean(self, rows: np.ndarray) -> np.ndarray:
-        """Mean over the classes that have ground truth, [K, ...] to [...]; zeros if none has."""
+        """Return the mean over the classes that have ground truth, [K, ...] to [...].
+
+        Zeros if none has.
+        """
         return _mean_rows(rows, self.has_truth)
 
 
 def operating_curves(
     truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids
 ) -> OperatingCurves:
-    """The curves of these detections, matched as COCO does.
+    """Return the curves of these detections, matched as COCO does.
 
     That is, 100 per image and class, and matches with crowds are not counted. At confidence c the
     detections of score c or more count. Above the highest score of a class there are none: recall
@@ -158,5 +161,5 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def _mean_rows(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Mean of the chosen rows of [K, ...]; zeros if none is chosen."""
+    """Return the mean of the chosen rows of [K, ...]; zeros if none is chosen."""
     return rows[chosen].sum(axis=0) / max(int(chosen.sum()), 1)

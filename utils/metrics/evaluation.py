@@ -27,17 +27,17 @@ class Evaluation:
 
     @property
     def precision(self) -> float:
-        """Mean over classes at the confidence of the best mean F1, IoU 0.5."""
+        """Return the mean over classes at the confidence of the best mean F1, IoU 0.5."""
         return float(self.curves.mean(self.curves.precision_at_best))
 
     @property
     def recall(self) -> float:
-        """Mean over classes at the confidence of the best mean F1, IoU 0.5."""
+        """Return the mean over classes at the confidence of the best mean F1, IoU 0.5."""
         return float(self.curves.mean(self.curves.recall_at_best))
 
     @property
     def fitness(self) -> float:
-        """The number that decides which epoch is the best: 0.1 AP50 + 0.9 AP, in [0, 1]."""
+        """Return the number that decides which epoch is the best: 0.1 AP50 + 0.9 AP, in [0, 1]."""
         ap50 = max(self.coco.stats["AP50"], 0.0)
         ap = max(self.coco.stats["AP"], 0.0)
         return 0.1 * ap50 + 0.9 * ap
@@ -51,7 +51,7 @@ class Evaluation:
 
     @property
     def columns(self) -> dict[str, float]:
-        """The columns of results.csv: precision, recall, AP50 and AP."""
+        """Return the columns of results.csv: precision, recall, AP50 and AP."""
         stats = self.coco.stats
         return {
             "precision": self.precision,
@@ -61,16 +61,16 @@ class Evaluation:
         }
 
     def describe_times(self) -> str:
-        """The milliseconds of each part, as text."""
+        """Return the milliseconds of each part, as text."""
         return ", ".join(f"{part} {value:.2f} ms" for part, value in self.milliseconds.items())
 
     def confusion(self) -> np.ndarray:
-        """The confusion matrix, int64 [K + 1, K + 1]."""
+        """Return the confusion matrix, int64 [K + 1, K + 1]."""
         return confusion_matrix(self.truth, self.detections, class_ids=self.curves.class_ids)
 
 
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
-    """A line for all classes, and one for each if verbose.
+    """Return a line for all classes, and one for each if verbose.
 
     Columns: images, instances, P, R, mAP50, mAP50-95. The images of a class are those that contain
     it; the line for all classes also counts images without objects.

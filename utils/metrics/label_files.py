@@ -21,11 +21,10 @@ def write_label_files(
     *,
     scores: bool,
 ) -> None:
-    """Write a file per image with rows `class cx cy w h [score]`, in [0, 1], in the same subfolders
-    as the images.
+    """Write a file per image with rows `class cx cy w h [score]`, in [0, 1].
 
-    paths, image_ids [M], sizes [M, 2] width and height: of all images, also those without
-    detections.
+    They are in the same subfolders as the images. paths, image_ids [M], sizes [M, 2] width and
+    height: of all images, also those without detections.
     """
     files = [Path(path) for path in paths]
     root = os.path.commonpath([file.parent for file in files])
@@ -44,8 +43,9 @@ def write_label_files(
 
 
 def yolo_columns(boxes_xywh: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Boxes [D, 4] in pixels as cx, cy, w, h in fractions of the image size. size: [2] width,
-    height.
+    """Return boxes [D, 4] in pixels as cx, cy, w, h in fractions of the image size.
+
+    size: [2] width, height.
 
     >>> yolo_columns(np.array([[10.0, 20.0, 20.0, 40.0]]), np.array([100.0, 200.0])).tolist()
     [[0.2, 0.2, 0.2, 0.2]]

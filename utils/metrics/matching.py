@@ -151,7 +151,7 @@ def overlapping_pairs(
     truth_crowd: np.ndarray,
     least_iou: float,
 ) -> Pairs:
-    """Pairs of equal group with an IoU of at least `least_iou`.
+    """Return the pairs of equal group with an IoU of at least `least_iou`.
 
     Args:
         boxes_xywh: float64 [D, 4].
@@ -187,10 +187,11 @@ def overlapping_pairs(
 
 
 def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndarray) -> np.ndarray:
-    """IoU of each pair, float64 [P] in [0, 1]; with a crowd, the share of the detection inside it.
+    """Return the IoU of each pair, float64 [P] in [0, 1].
 
-    Boxes are [4, P], one column a pair. The operations and their order are bbIou's of maskApi.c, so
-    that an IoU exactly at a threshold falls on the same side.
+    With a crowd, the share of the detection inside it. Boxes are [4, P], one column a pair. The
+    operations and their order are bbIou's of maskApi.c, so that an IoU exactly at a threshold falls
+    on the same side.
 
     >>> box, truth = np.array([[0.0], [0], [2], [2]]), np.array([[1.0], [0], [2], [2]])
     >>> box_iou(box, truth, np.array([False]))  # 2 / 6
@@ -284,7 +285,7 @@ def _blocks(count: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _out_of_range(areas: np.ndarray, area_ranges: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Whether each area is outside each range, bool [A, n]; both ends belong to a range."""
+    """Return whether each area is outside each range, bool [A, n]; both ends belong to a range."""
     ranges = np.asarray(area_ranges, dtype=np.float64).reshape(-1, 2)  # [A, 2]
     lowest = ranges[:, :1]
     highest = ranges[:, 1:]
@@ -294,7 +295,7 @@ def _out_of_range(areas: np.ndarray, area_ranges: Sequence[tuple[float, float]])
 def _count_truths(
     groups: np.ndarray, ignored: np.ndarray, num_images: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Number of ground truths to find, int64 [A, K], and of images with one, int64 [K].
+    """Return the number of ground truths to find, int64 [A, K], and of images with one, int64 [K].
 
     Images are counted for the first area range. groups: int64 [G]. ignored: bool [A, G].
     """
@@ -343,10 +344,11 @@ def _match_in_turns(
 
 
 def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
-    """The pairs of turn 0, 1 ...: at most one detection of each group, its pairs by ascending IoU.
+    """Yield the pairs of each turn: 0, 1 ...
 
-    Pairs of equal IoU are in the order of ground truths. Detections without an overlap get no turn:
-    they have no match and do not affect other matches.
+    At most one detection of each group, its pairs by ascending IoU. Pairs of equal IoU are in the
+    order of ground truths. Detections without an overlap get no turn: they have no match and do not
+    affect other matches.
     """
     by_iou = np.lexsort((pairs.iou, pairs.detection))
 
@@ -365,10 +367,10 @@ def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
 def _preference(
     turn: Pairs, taken: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> np.ndarray:
-    """How much each pair's detection prefers the pair, int32 [A, T, P]: 0 if it cannot match.
+    """Return how much each pair's detection prefers the pair, int32 [A, T, P].
 
-    Pairs are in order of ascending IoU, so the preference is the position, from 1; plus P for a
-    ground truth that is not ignored, which comes before any that is.
+    0 if it cannot match. Pairs are in order of ascending IoU, so the preference is the position,
+    from 1; plus P for a ground truth that is not ignored, which comes before any that is.
     """
     P = len(turn.iou)
     near = turn.iou >= thresholds[:, None]  # [T, P]

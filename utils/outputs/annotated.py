@@ -28,8 +28,9 @@ class Annotator:
         self._last: tuple[Frame, NDArray[np.uint8]] | None = None
 
     def draw(self, frame: Frame, detections: ImageDetections) -> NDArray[np.uint8]:
-        """The frame with its detections, uint8 [H, W, 3] BGR; the same array if the last call was
-        for this frame.
+        """Return the frame with its detections, uint8 [H, W, 3] BGR.
+
+        The same array if the last call was for this frame.
         """
         if self._last is None or self._last[0] is not frame:
             from utils.plots.annotate import draw_detections  # loads matplotlib

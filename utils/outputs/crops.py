@@ -27,11 +27,10 @@ RESERVED = frozenset(
 
 
 class Crops:
-    """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file: none
-    is overwritten.
+    """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file.
 
-    The pixels are those of the image, without drawings. Boxes without a whole pixel are left out.
-    known: as for OutputNames. sources: is told of each file.
+    None is overwritten. The pixels are those of the image, without drawings. Boxes without a whole
+    pixel are left out. known: as for OutputNames. sources: is told of each file.
     """
 
     def __init__(
@@ -70,7 +69,9 @@ class Crops:
 
 
 def cut_out(image: NDArray[np.uint8], box_xyxy: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """The pixels that a box touches; none if the box is empty, outside the image or not finite.
+    """Return the pixels that a box touches.
+
+    No pixels if the box is empty, outside the image or not finite.
 
     >>> cut_out(np.zeros((10, 10, 3), np.uint8), np.array([1.5, 2, 3.5, 99])).shape
     (8, 3, 3)
@@ -84,8 +85,9 @@ def cut_out(image: NDArray[np.uint8], box_xyxy: NDArray[np.float64]) -> NDArray[
 
 
 def class_folders(names: Sequence[str]) -> list[str]:
-    """A folder name for each class, close to its name, and different even where upper and lower
-    case are the same.
+    """Return a folder name for each class, close to its name.
+
+    They differ even where upper and lower case are the same.
 
     >>> class_folders(["cat", "Cat", "../x", "", "a/b"])
     ['cat', 'Cat_1', '_x', 'class_3', 'a_b']
@@ -109,7 +111,7 @@ def _same_file(name: str) -> str:
 
 
 def _safe_folder(name: str) -> str:
-    """A name that is valid on all systems; "" if nothing is left of it."""
+    """Return a name that is valid on all systems; "" if nothing is left of it."""
     letters = "".join(
         letter if letter.isprintable() and letter not in FORBIDDEN else "_" for letter in name
     )

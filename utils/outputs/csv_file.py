@@ -26,8 +26,9 @@ class AppendedRows:
         self.append([columns])
 
     def append(self, rows: Sequence[Sequence[object]]) -> None:
-        """Append whole rows. On a full disk, where only a part may be written, that part is
-        removed.
+        """Append whole rows.
+
+        On a full disk, where only a part may be written, that part is removed.
         """
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
@@ -84,7 +85,7 @@ class CsvFile:
 
 
 def as_cell(text: str) -> str:
-    """Text that no spreadsheet program runs as a formula.
+    """Return text that no spreadsheet program runs as a formula.
 
     >>> as_cell("=1+1"), as_cell("a=b")
     ("'=1+1", 'a=b')

@@ -53,11 +53,10 @@ def end_on_signals() -> Iterator[None]:
 
 @contextmanager
 def delay_interrupt() -> Iterator[None]:
-    """Within the block, Ctrl-C raises KeyboardInterrupt only at the end of the block; a second
-    Ctrl-C raises at once.
+    """Within the block, Ctrl-C raises KeyboardInterrupt only at the end of the block.
 
-    Changes nothing outside the main thread, where no signal arrives, or if SIGINT is ignored or
-    handled by others.
+    A second Ctrl-C raises at once. Changes nothing outside the main thread, where no signal
+    arrives, or if SIGINT is ignored or handled by others.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

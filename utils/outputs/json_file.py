@@ -13,13 +13,12 @@ from utils.metrics.coco_results import coco_row, file_name_text
 
 
 class JsonFile:
-    """Writes a JSON list with a COCO result for each detection: image_id, category_id, bbox, score,
-    file_name, source.
+    """Writes a JSON list with a COCO result for each detection.
 
-    Images and frames count from 1, in order; a detection in a video also has `frame`. The category
-    is the class counted from 1. The source is the path of the image or video, or the address of the
-    stream. Rows are streamed to a temporary file, which gets its name when it is closed. Raises
-    OSError if the file cannot be created.
+    Image_id, category_id, bbox, score, file_name, source. Images and frames count from 1, in order;
+    a detection in a video also has `frame`. The category is the class counted from 1. The source is
+    the path of the image or video, or the address of the stream. Rows are streamed to a temporary
+    file, which gets its name when it is closed. Raises OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:

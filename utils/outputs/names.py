@@ -1,5 +1,6 @@
-"""Where the files of a frame are written: below the run folder, a different file for each image and
-video.
+"""Where the files of a frame are written.
+
+Below the run folder, a different file for each image and video.
 """
 
 import itertools
@@ -63,8 +64,9 @@ class OutputNames:
         self._shared = {stem for stem, number in count.items() if number > 1}
 
     def stem(self, frame: Frame, suffix: str = "") -> str:
-        """The path for this frame's image or video; it is unique together with `suffix`, which is
-        not added.
+        """Return the path for this frame's image or video.
+
+        It is unique together with `suffix`, which is not added.
 
         >>> import numpy as np
         >>> names, image = OutputNames(), np.zeros((1, 1, 3), np.uint8)
@@ -78,11 +80,11 @@ class OutputNames:
         return self._stem(frame, suffix, keep_suffix=False)
 
     def picture(self, frame: Frame, suffix: str) -> str:
-        """The path of this image's picture, with `suffix`: the image's own one, or that of another
-        format.
+        """Return the path of this image's picture, with `suffix`.
 
-        `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only
-        if it is known that no other `a` will arrive, otherwise `a.bmp.jpg`.
+        The image's own one, or that of another format. `a.jpg` gets `a.jpg`, and no other image
+        does. In another format `a.bmp` gets `a.jpg` only if it is known that no other `a` will
+        arrive, otherwise `a.bmp.jpg`.
         """
         is_converted = not path_inside(frame.name).endswith(suffix)
         return self._stem(frame, suffix, keep_suffix=is_converted and not self._are_known) + suffix
@@ -133,12 +135,15 @@ class OutputNames:
 
 
 def with_number(stem: str, frame: Frame) -> str:
-    """The path for a file of this one frame: `clip_7` for frame 7 of a video, `a` for an image."""
+    """Return the path for a file of this one frame.
+
+    `clip_7` for frame 7 of a video, `a` for an image.
+    """
     return stem if frame.number is None else f"{stem}_{frame.number}"
 
 
 def folders_of(path: str) -> list[str]:
-    """The folders that a relative path goes through.
+    """Return the folders that a relative path goes through.
 
     >>> folders_of("a/b/c.jpg"), folders_of("c.jpg")
     (['a', 'a/b'], [])
@@ -148,10 +153,10 @@ def folders_of(path: str) -> list[str]:
 
 
 def path_inside(name: str) -> str:
-    """A relative path that stays in its folder, the same as `name` if that is one. Long parts are
-    shortened.
+    """Return a relative path that stays in its folder, the same as `name` if that is one.
 
-    A folder that has the name of one of the outputs' own gets another one.
+    Long parts are shortened. A folder that has the name of one of the outputs' own gets another
+    one.
 
     >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside("crops/a.jpg")
     ('street/a.jpg', 'etc/_/b.jpg', '_crops/a.jpg')
@@ -163,7 +168,10 @@ def path_inside(name: str) -> str:
 
 
 def shorten(part: str) -> str:
-    """A file name of at most MAX_BYTES bytes; a checksum and the suffix end one that was longer."""
+    """Return a file name of at most MAX_BYTES bytes.
+
+    A checksum and the suffix end one that was longer.
+    """
     raw = os.fsencode(part)
     if len(raw) <= MAX_BYTES:
         return part
@@ -173,7 +181,7 @@ def shorten(part: str) -> str:
 
 
 def prepare_file(folder: Path, relative: str) -> Path:
-    """The path of a file in an existing folder, after its subfolders were created.
+    """Return the path of a file in an existing folder, after its subfolders were created.
 
     The folder itself is not created: if it was removed, the write that follows says so.
     """

@@ -59,7 +59,7 @@ class PictureFiles:
 
 
 def picture_suffix(name: str, image: NDArray[np.uint8]) -> str:
-    """The suffix of the picture of an image with this name: its own, or .jpg."""
+    """Return the suffix of the picture of an image with this name: its own, or .jpg."""
     if max(image.shape) > MAX_JPEG_SIDE:
         return ".png"
     suffix = os.path.splitext(name)[1]

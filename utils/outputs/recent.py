@@ -22,11 +22,11 @@ class RecentlyUsed(Generic[T]):
         self._time = 0
 
     def __contains__(self, name: str) -> bool:
-        """Whether the thing of this name is open."""
+        """Return whether the thing of this name is open."""
         return name in self._open
 
     def get(self, name: str, make: Callable[[], T]) -> T:
-        """The thing of this name; it is made if it is not open."""
+        """Return the thing of this name; it is made if it is not open."""
         self._time += 1
         if name not in self._open:
             for other in [

@@ -22,8 +22,9 @@ class SourcesFile:
         self._rows: AppendedRows | None = None
 
     def add(self, output: str, source: str, number: int | None = None) -> None:
-        """Append the row of one output file. number: of the frame that it shows, None for an image
-        or a whole video.
+        """Append the row of one output file.
+
+        number: of the frame that it shows, None for an image or a whole video.
         """
         if self._rows is None:
             self._rows = AppendedRows(self.path, COLUMNS)

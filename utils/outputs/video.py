@@ -92,8 +92,9 @@ class VideoFiles:
 
 
 class _Video:
-    """A video file that is being written. stem: its path without suffix. temporary: its path until
-    it is whole.
+    """A video file that is being written.
+
+    stem: its path without suffix. temporary: its path until it is whole.
     """
 
     def __init__(self, stem: Path, temporary: Path, frame: Frame) -> None:
@@ -129,8 +130,9 @@ class _Video:
         self._writer.write(_fit(image, self.size))
 
     def finish(self) -> None:
-        """Give the file its name. Raises FaultError if it is not whole: OpenCV does not report
-        failed writes.
+        """Give the file its name.
+
+        Raises FaultError if it is not whole: OpenCV does not report failed writes.
         """
         self._writer.release()
         try:
@@ -150,8 +152,9 @@ class _Video:
 
 
 def _fit(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The image in a size (width, height): unchanged, with its last row or column repeated, or
-    letterboxed.
+    """Return the image in a size (width, height).
+
+    Unchanged, with its last row or column repeated, or letterboxed.
     """
     height, width = image.shape[:2]
     if (width, height) == size:

@@ -79,8 +79,9 @@ class Window:
 
 
 def require_display() -> None:
-    """Raises ValueError if windows cannot be shown: no display, an OpenCV without windows, the
-    wrong thread.
+    """Raises ValueError if windows cannot be shown.
+
+    No display, an OpenCV without windows, the wrong thread.
     """
     instead = "look at the files in the run folder instead of --view-img"
     if sys.platform.startswith("linux") and not _has_display():
@@ -98,8 +99,9 @@ def require_display() -> None:
 
 
 def _has_display() -> bool:
-    """Whether the X server of $DISPLAY answers. Qt, which OpenCV's wheels use, aborts the process
-    if it does not.
+    """Return whether the X server of $DISPLAY answers.
+
+    Qt, which OpenCV's wheels use, aborts the process if it does not.
     """
     if not os.environ.get("DISPLAY"):
         return bool(os.environ.get("WAYLAND_DISPLAY")) and not _toolkit().startswith("QT")
@@ -116,7 +118,10 @@ def _has_display() -> bool:
 
 
 def _toolkit() -> str:
-    """What OpenCV draws windows with, such as QT5 or GTK3; "" or "NONE" if it has no windows."""
+    """Return what OpenCV draws windows with, such as QT5 or GTK3.
+
+    "" or "NONE" if it has no windows.
+    """
     with suppress(AttributeError, cv2.error):
         return cv2.currentUIFramework()
     lines = (line.split(":", 1) for line in cv2.getBuildInformation().splitlines() if ":" in line)

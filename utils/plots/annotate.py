@@ -34,7 +34,7 @@ def draw_detections(
     show_labels: bool = True,
     show_scores: bool = True,
 ) -> NDArray[np.uint8]:
-    """A copy of an image with boxes and labels `name score`.
+    """Return a copy of an image with boxes and labels `name score`.
 
     The best score is on top, or the smallest box without scores. A box with nan or infinity is left
     out.
@@ -65,7 +65,7 @@ def draw_detections(
 
 
 def _label(names: Sequence[str], class_id: int, score: float | None) -> tuple[str, ...]:
-    """The words of a label: the name of the class, and the score if there is one."""
+    """Return the words of a label: the name of the class, and the score if there is one."""
     name = short_name(names, class_id)
     if score is None:
         return (name,)
@@ -123,7 +123,7 @@ def draw_boxes(
 
 
 def default_line_width(width: int, height: int) -> int:
-    """The line width in pixels for an image of this size.
+    """Return the line width in pixels for an image of this size.
 
     >>> default_line_width(64, 64), default_line_width(640, 480), default_line_width(1920, 1080)
     (1, 2, 4)
@@ -132,7 +132,7 @@ def default_line_width(width: int, height: int) -> int:
 
 
 def text_size(width: int, height: int) -> int:
-    """The font size in pixels for an image of this size.
+    """Return the font size in pixels for an image of this size.
 
     >>> text_size(64, 64), text_size(640, 480), text_size(1920, 1080)
     (9, 14, 22)
@@ -215,14 +215,14 @@ def _draw_label(
 
 @lru_cache(maxsize=512)
 def _shades(color: Color) -> NDArray[np.uint8]:
-    """The colors from a label's background to its text, [256, 3]."""
+    """Return the colors from a label's background to its text, [256, 3]."""
     weight = np.linspace(0, 1, 256)[:, None]
     mixed = (1 - weight) * color + weight * contrasting(color)
     return np.round(mixed).astype(np.uint8)
 
 
 def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np.uint8]:
-    """The words in a row, uint8 [h, w].
+    """Return the words in a row, uint8 [h, w].
 
     If that is wider than max_width, only the first word, shortened to fit.
     """
@@ -253,7 +253,7 @@ def _text_mask(text: str, size: int) -> NDArray[np.uint8]:
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """A font of `size` pixels that has the letters of the text, if one is installed."""
+    """Return a font of `size` pixels that has the letters of the text, if one is installed."""
     for font in fonts():
         if has_letters(font, text):
             return _font(font.fname, size)

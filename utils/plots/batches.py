@@ -95,7 +95,7 @@ def _draw_tile(
     scores: np.ndarray | None,
     names: Sequence[str],
 ) -> Image.Image:
-    """An image, resized to a tile, with its boxes.
+    """Return an image, resized to a tile, with its boxes.
 
     Args:
         image: uint8 [H, W, 3].

@@ -59,7 +59,7 @@ MAX_DRAWN_CLASSES = 1000
 
 
 def color_of(index: int) -> tuple[int, int, int]:
-    """The color of a class: ten fixed ones, then hues a golden angle apart in three shades.
+    """Return the color of a class: ten fixed ones, then hues a golden angle apart in three shades.
 
     >>> color_of(0), color_of(1)
     ((37, 99, 235), (232, 89, 12))
@@ -75,7 +75,7 @@ def color_of(index: int) -> tuple[int, int, int]:
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
-    """The name of a class on one line, shortened in the middle if it is too long.
+    """Return the name of a class on one line, shortened in the middle if it is too long.
 
     Without a name it is the class's number. Letters that the fonts of pictures lack, such as emoji,
     are left out, and the number is put before the rest, so that names stay different.
@@ -111,7 +111,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure of the given size in inches, written to path if the block raises no error."""
+    """Yield a figure of the given size in inches, written to path if the block raises no error."""
     path = Path(path)
     with matplotlib.rc_context(_style()):
         figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
@@ -124,7 +124,7 @@ def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def _style() -> dict[Any, Any]:
-    """The settings of matplotlib for all figures."""
+    """Return the settings of matplotlib for all figures."""
     families = ["DejaVu Sans"]
     wide = wide_font()
     if wide:
@@ -152,7 +152,10 @@ def _style() -> dict[Any, Any]:
 
 
 def wide_font() -> str | None:
-    """The first installed font with Chinese, Japanese and Korean letters; None if there is none."""
+    """Return the first installed font with Chinese, Japanese and Korean letters.
+
+    None if there is none.
+    """
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
     for name in WIDE_FONTS:
         if name in installed:
@@ -162,7 +165,10 @@ def wide_font() -> str | None:
 
 @lru_cache(maxsize=1)
 def fonts() -> list[FT2Font]:
-    """The fonts of all text: matplotlib's own DejaVu Sans, and `wide_font` if there is one."""
+    """Return the fonts of all text.
+
+    Matplotlib's own DejaVu Sans, and `wide_font` if there is one.
+    """
     default = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     loaded = [FT2Font(str(default))]
     wide = wide_font()
@@ -172,13 +178,13 @@ def fonts() -> list[FT2Font]:
 
 
 def has_letters(font: FT2Font, text: str) -> bool:
-    """Whether a font has all letters of the text."""
+    """Return whether a font has all letters of the text."""
     return all(font.get_char_index(ord(letter)) for letter in text)
 
 
 @lru_cache(maxsize=4096)
 def _is_drawable(letter: str) -> bool:
-    """Whether a letter can be printed and one of the fonts has it."""
+    """Return whether a letter can be printed and one of the fonts has it."""
     if letter in VARIATIONS or not letter.isprintable():  # variations have no shape
         return False
     return any(has_letters(font, letter) for font in fonts())
@@ -192,7 +198,7 @@ def draw_no_data(axes: Axes) -> None:
 
 
 def hex_color(index: int) -> str:
-    """The color of a class as matplotlib takes it, such as #2563eb."""
+    """Return the color of a class as matplotlib takes it, such as #2563eb."""
     return "#{:02x}{:02x}{:02x}".format(*color_of(index))
 
 

@@ -75,9 +75,10 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
 
 
 def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
-    """The classes to draw, ascending: all if there are `few`, else the `most` with the most boxes.
+    """Return the classes to draw, ascending.
 
-    Classes without boxes are then left out.
+    All if there are `few`, else the `most` with the most boxes. Classes without boxes are then left
+    out.
 
     >>> _shown_classes(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), few=1, most=1)
     array([1])
@@ -115,7 +116,7 @@ def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
 
 
 def _confusion_colors(matrix: np.ndarray) -> np.ndarray:
-    """The color of each cell, [K + 1, K + 1, 3] in [0, 1]."""
+    """Return the color of each cell, [K + 1, K + 1, 3] in [0, 1]."""
     right_map = LinearSegmentedColormap.from_list("right", RIGHT_COLORS)
     wrong_map = LinearSegmentedColormap.from_list("wrong", WRONG_COLORS)
 

@@ -58,7 +58,7 @@ def _read_results(path: Path) -> dict[str, np.ndarray]:
 
 
 def _number(text: str) -> float:
-    """The number in a cell, NaN if it is not finite or not a number."""
+    """Return the number in a cell, NaN if it is not finite or not a number."""
     try:
         value = float(text)
     except ValueError:
@@ -67,7 +67,7 @@ def _number(text: str) -> float:
 
 
 def _panel_of(column: str) -> str:
-    """The title of the panel a column belongs to.
+    """Return the title of the panel a column belongs to.
 
     >>> [_panel_of(name) for name in ("train/box_loss", "val/box_loss", "metrics/mAP_0.5")]
     ['box loss', 'box loss', 'mAP']
@@ -118,7 +118,7 @@ def _draw_history(
 
 
 def _line_name(column: str, values: np.ndarray) -> str:
-    """The name of a column in the legend of its panel."""
+    """Return the name of a column in the legend of its panel."""
     first, _, last = column.partition("/")
     if first in ("train", "val"):
         return first
