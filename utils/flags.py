@@ -111,11 +111,11 @@ class FlagParser(argparse.ArgumentParser):
         instead: flag -> what to use instead. A flag with one value, such as `--task study`, is
         refused with this value only.
         """
-        self.refused_values |= {flag: sentence for flag, sentence in instead.items() if " " in flag}
-        for flag, sentence in (
-            (flag, sentence) for flag, sentence in instead.items() if " " not in flag
-        ):
-            self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
+        for flag, sentence in instead.items():
+            if " " in flag:
+                self.refused_values[flag] = sentence
+            else:
+                self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 
 def check_command_line(parse: Callable[[], object]) -> None:

@@ -30,9 +30,8 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         width = settings["ncols"] or 80
         for count in range(len(self.texts), -1, -1):
             settings["postfix"] = ", ".join(self.texts[:count])
-            without_bar = self.format_meter(
-                **settings | {"bar_format": LAYOUT.replace("{bar}", "")}
-            )
+            text_only = settings | {"bar_format": LAYOUT.replace("{bar}", "")}
+            without_bar = self.format_meter(**text_only)
             if disp_len(without_bar) + SMALLEST_BAR <= width:
                 break
         return str(self.format_meter(**settings))
@@ -55,7 +54,8 @@ class Progress(Iterable[T]):
             dynamic_ncols=True,
             leave=False,
         )
-        self.waited, self.started = 0.0, time.perf_counter()
+        self.waited = 0.0
+        self.started = time.perf_counter()
 
     @property
     def seconds(self) -> float:

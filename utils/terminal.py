@@ -72,9 +72,9 @@ def print_lines(text: str) -> None:
 
 @contextmanager
 def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
-    """The block writes to a standard stream.
+    """Replace a standard stream by the null device if its terminal was closed in the block.
 
-    If its terminal was closed, replace it by the null device. A program that ignores SIGHUP, or
+    A program that ignores SIGHUP, or
     saves because of it, must not fail because nobody reads its output.
     """
     try:
@@ -107,26 +107,24 @@ def exit_code_of(run: Callable[[], object]) -> int:
     except (ValueError, FaultError) as error:
         return report(f"error: {error}", exit_code(error))
     except MemoryError as error:
-        return report(
-            f"error: out of memory (host RAM){': ' if str(error) else ''}{one_line(error)}",
-            exit_code(error),
-        )
+        detail = f": {one_line(error)}" if str(error) else ""
+        return report(f"error: out of memory (host RAM){detail}", exit_code(error))
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
-        where = (
-            f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        )
-        limit = (
-            " (over the limit of ulimit -f or of the disk)" if error.errno == errno.EFBIG else ""
-        )
+        where = ""
+        if isinstance(error.filename, (str, bytes)):
+            where = f"{os.fsdecode(error.filename)}: "
+        limit = ""
+        if error.errno == errno.EFBIG:
+            limit = " (over the limit of ulimit -f or of the disk)"
         return report(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except EndedBySignalError as error:
         return report(f"ended by {error}", exit_code(error))
     except KeyboardInterrupt as error:
-        return (
-            exit_code(error) if SPAWNED in os.environ else report("interrupted", exit_code(error))
-        )
+        if SPAWNED in os.environ:  # the launcher reports it
+            return exit_code(error)
+        return report("interrupted", exit_code(error))
     return 0
 
 
@@ -142,14 +140,16 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-    several = has_launcher(os.environ)
-    for child in multiprocessing.active_children() if several else ():
-        child.terminate()  # DataLoader workers, which only a normal exit would end
+    has_others = has_launcher(os.environ)
+    if has_others:
+        for child in multiprocessing.active_children():
+            child.terminate()  # DataLoader workers, which only a normal exit would end
+
     # if this failed at exit, Python would end with code 120
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError), discard_if_terminal_closed(stream):
             stream.flush()
-    if not several:
+    if not has_others:
         sys.exit(code)
     os._exit(code)
 
@@ -160,9 +160,11 @@ def exit_code(error: BaseException) -> int:
         return error.code or 0
     if isinstance(error, EndedBySignalError):
         return 128 + error.number
-    return (
-        2 if isinstance(error, ValueError) else 130 if isinstance(error, KeyboardInterrupt) else 1
-    )
+    if isinstance(error, ValueError):
+        return 2
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return 1
 
 
 def report(sentence: str, code: int) -> int:

@@ -27,7 +27,7 @@ def error_message(script, word: str) -> str:
         ("--batch_size", "--batch-size"),
         ("--imgsize", "--img-size"),
         ("--weight", "--weights"),
-        ("--optimizer", "--optimizer"),
+        ("--optimiser", "--optimizer"),
         ("--devices", "--device"),
     ],
 )

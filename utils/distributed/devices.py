@@ -113,13 +113,11 @@ def processes_for(wanted: str, processes: int) -> int:
     gives a number, for example for the CPU.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
-    named = (
-        torch.cuda.device_count()
-        if name in ("", "cuda")
-        else len(name.split(","))
-        if name[0].isdecimal()
-        else 0
-    )
+    named = 0  # devices
+    if name in ("", "cuda"):
+        named = torch.cuda.device_count()
+    elif name[0].isdecimal():
+        named = len(name.split(","))
     if not (processes or named):
         raise ValueError(
             "--spawn: give the number of processes, for example --spawn 2 (--device "

@@ -98,18 +98,14 @@ def _free_in_group(folder: Path) -> Iterator[int]:
 
     Inactive file cache counts as free.
     """
-    for limit, used, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
+    version_2 = ("memory.max", "memory.current", "inactive_file")
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for limit, used, cache in (version_2, version_1):
         numbers = [*_read_lines(folder / limit), *_read_lines(folder / used)]
         # "max" means no limit
         if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
-            yield (
-                int(numbers[0])
-                - int(numbers[1])
-                + (_read_number(cache, folder / "memory.stat") or 0)
-            )
+            inactive = _read_number(cache, folder / "memory.stat") or 0
+            yield int(numbers[0]) - int(numbers[1]) + inactive
 
 
 def _read_number(name: str, file: Path) -> int | None:
@@ -117,8 +113,11 @@ def _read_number(name: str, file: Path) -> int | None:
 
     None if it is missing.
     """
-    found = (line.replace(":", " ").split() for line in _read_lines(file))
-    return next((int(words[1]) for words in found if words and words[0] == name), None)
+    for line in _read_lines(file):
+        words = line.replace(":", " ").split()
+        if words and words[0] == name:
+            return int(words[1])
+    return None
 
 
 def _read_lines(file: Path) -> list[str]:

@@ -42,9 +42,9 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
         # The GTX 16 series reports generation 7, but has no tensor cores, and its float16
         # convolutions give nan.
         tensor_cores = generation >= 7 and "GTX 16" not in torch.cuda.get_device_name(device)
-        return (
-            torch.bfloat16 if generation >= 8 else torch.float16 if tensor_cores else torch.float32
-        )
+        if generation >= 8:
+            return torch.bfloat16
+        return torch.float16 if tensor_cores else torch.float32
     if device.type == "cpu" and _cpu_has_bf16():
         return torch.bfloat16
     return torch.float32

@@ -83,19 +83,20 @@ def _gather_full(value: Any) -> Any:
 
     A collective: all processes must make the same calls.
     """
-    return _map_leaves(
-        lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value
-    )
+
+    def gather(leaf: Any) -> Any:
+        return leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+
+    return _map_leaves(gather, value)
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return nested dicts and lists with `change` applied to everything else in them."""
     if isinstance(value, Mapping):
         return {key: _map_leaves(change, entry) for key, entry in value.items()}
-    return (
-        [_map_leaves(change, entry) for entry in value]
-        if isinstance(value, list)
-        else change(value)
-    )
+    if isinstance(value, list):
+        return [_map_leaves(change, entry) for entry in value]
+    return change(value)
 
 
 def _shard_like(value: Any, reference: Any) -> Any:

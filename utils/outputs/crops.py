@@ -52,14 +52,18 @@ class Crops:
             crop = cut_out(frame.image, box)
             if not crop.size:
                 continue
-            known = 0 <= class_id < len(self.folders)
-            base = f"crops/{self.folders[class_id] if known else f'class_{class_id}'}/{stem}"
+
+            # The first number whose file does not exist.
+            is_known = 0 <= class_id < len(self.folders)
+            class_folder = self.folders[class_id] if is_known else f"class_{class_id}"
+            base = f"crops/{class_folder}/{stem}"
             for number in itertools.count(next_number.get(class_id, 1)):
                 output = f"{base}.jpg" if number == 1 else f"{base}_{number}.jpg"
                 file = prepare_file(self.folder, output)
                 if not file.exists():
                     break
             next_number[class_id] = number + 1
+
             write_bytes(file, encode_bgr(crop, ".jpg"))
             if self._sources:
                 self._sources.add(output, frame.path, frame.number)
@@ -77,10 +81,13 @@ def cut_out(image: NDArray[np.uint8], box_xyxy: NDArray[np.float64]) -> NDArray[
     (8, 3, 3)
     """
     height, width = image.shape[:2]
-    if not (np.isfinite(box_xyxy).all() and (box_xyxy[2:] > box_xyxy[:2]).all()):
+    low = box_xyxy[:2]
+    high = box_xyxy[2:]
+    if not np.isfinite(box_xyxy).all() or not (high > low).all():
         return image[:0, :0]
-    low, high = np.floor(box_xyxy[:2]).clip(0), np.ceil(box_xyxy[2:]).clip(0, [width, height])
-    (left, top), (right, bottom) = low.astype(int).tolist(), high.astype(int).tolist()
+
+    left, top = np.floor(low).clip(0).astype(int).tolist()
+    right, bottom = np.ceil(high).clip(0, [width, height]).astype(int).tolist()
     return image[top:bottom, left:right]
 
 

@@ -23,7 +23,8 @@ class JsonFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.images, self.rows = 0, 0
+        self.images = 0
+        self.rows = 0
         self._temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
         with name_os_errors(path):
             self._stream = self._temporary.open("w", encoding="utf-8", newline="\n")
@@ -43,10 +44,9 @@ class JsonFile:
         )
         for category_id, box, score in columns:
             row = coco_row(self.images, category_id, box, score, frame.name) | further
-            self._append(
-                (",\n" if self.rows else "[\n")
-                + json.dumps(row, ensure_ascii=False, allow_nan=False)
-            )
+            separator = ",\n" if self.rows else "[\n"
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            self._append(separator + text)
             self.rows += 1
 
     def close(self) -> None:

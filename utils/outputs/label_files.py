@@ -35,21 +35,22 @@ class LabelFiles:
     ) -> None:
         if text_format not in (YOLO, VOC):
             raise ValueError(f"--save-format {text_format}: choose {YOLO} (YOLO) or {VOC} (VOC)")
-        self.folder, self.text_format, self.scores = folder, text_format, scores
+        self.folder = folder
+        self.text_format = text_format
+        self.scores = scores
         self._names = OutputNames(known)
         self._sources = sources
 
     def write(self, frame: Frame, detections: ImageDetections) -> None:
-        height, width = frame.image.shape[:2]
-        low, high = np.split(detections.boxes_xyxy, 2, axis=1)
-        columns = (
-            yolo_columns(
-                np.concatenate([low, high - low], 1), np.array([width, height], np.float64)
-            )
-            if self.text_format == YOLO
-            else detections.boxes_xyxy
-        )
-        text = label_rows(detections.class_ids, columns, detections.scores if self.scores else None)
+        columns = detections.boxes_xyxy
+        if self.text_format == YOLO:
+            height, width = frame.image.shape[:2]
+            low, high = np.split(detections.boxes_xyxy, 2, axis=1)
+            boxes_xywh = np.concatenate([low, high - low], 1)
+            columns = yolo_columns(boxes_xywh, np.array([width, height], np.float64))
+        scores = detections.scores if self.scores else None
+        text = label_rows(detections.class_ids, columns, scores)
+
         stem = with_number(self._names.stem(frame, ".txt"), frame)
         output = f"labels/{stem}.txt"
         write_text(prepare_file(self.folder, output), text)

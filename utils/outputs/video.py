@@ -101,11 +101,11 @@ class _Video:
         height, width = frame.image.shape[:2]
         self.source = frame.path
         self.size = width + width % 2, height + height % 2
-        fps = (
-            min(max(frame.fps, MIN_FPS), MAX_FPS)
-            if math.isfinite(frame.fps) and frame.fps > 0
-            else USUAL_FPS
-        )
+        fps = USUAL_FPS
+        if math.isfinite(frame.fps) and frame.fps > 0:
+            fps = min(max(frame.fps, MIN_FPS), MAX_FPS)
+
+        # The first codec that this OpenCV has.
         for codec, suffix in CODECS:
             self.path = stem.with_name(stem.name + suffix)
             self.temporary = temporary.with_name(temporary.name + suffix)
@@ -120,6 +120,7 @@ class _Video:
             if self._writer.isOpened():
                 return
             self._remove()
+
         size = f"{width} x {height} px"
         raise FaultError(
             f"{printable(self.path)}: OpenCV has no codec for a video of {size}; --nosave writes "
@@ -157,13 +158,18 @@ def _fit(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     Unchanged, with its last row or column repeated, or letterboxed.
     """
     height, width = image.shape[:2]
+    wanted_width, wanted_height = size
     if (width, height) == size:
         return image
     if (width + width % 2, height + height % 2) == size:
-        return np.pad(image, ((0, size[1] - height), (0, size[0] - width), (0, 0)), "edge")
-    scale = min(size[0] / width, size[1] / height)
-    canvas: NDArray[np.uint8] = np.empty((size[1], size[0], 3), np.uint8)
-    draw_letterboxed(image, (max(1, round(width * scale)), max(1, round(height * scale))), canvas)
+        missing_rows = wanted_height - height
+        missing_columns = wanted_width - width
+        return np.pad(image, ((0, missing_rows), (0, missing_columns), (0, 0)), "edge")
+
+    scale = min(wanted_width / width, wanted_height / height)
+    scaled_size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    canvas: NDArray[np.uint8] = np.empty((wanted_height, wanted_width, 3), np.uint8)
+    draw_letterboxed(image, scaled_size, canvas)
     return canvas
 
 

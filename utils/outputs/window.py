@@ -124,16 +124,22 @@ def _toolkit() -> str:
     """
     with suppress(AttributeError, cv2.error):
         return cv2.currentUIFramework()
-    lines = (line.split(":", 1) for line in cv2.getBuildInformation().splitlines() if ":" in line)
-    return next((value.strip() for name, value in lines if name.strip() == "GUI"), "")
+    for line in cv2.getBuildInformation().splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == "GUI":
+            return value.strip()
+    return ""
 
 
 def _make(title: str, image: NDArray[np.uint8]) -> str:
     """Open a window that the user can resize, no larger at first than fits most screens."""
     height, width = image.shape[:2]
     scale = min(1.0, LARGEST[0] / width, LARGEST[1] / height)
+    window_width = max(1, round(width * scale))
+    window_height = max(1, round(height * scale))
+
     cv2.namedWindow(title, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO | cv2.WINDOW_GUI_NORMAL)
-    cv2.resizeWindow(title, max(1, round(width * scale)), max(1, round(height * scale)))
+    cv2.resizeWindow(title, window_width, window_height)
     return title
 
 
