@@ -68,22 +68,28 @@ class CachedImages:
 
         Raises OSError or ValueError if the file does not exist or ends with another mark.
         """
-        self.path, self.sizes, self.mark, self.owner = path, sizes, mark, owner
+        self.path = path
+        self.sizes = sizes
+        self.mark = mark
+        self.owner = owner
         self.offsets = offsets_of(sizes)
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may block forever
             raise ValueError(f"{path}: not a regular file")
+
         self.pixels = np.memmap(path, np.uint8, "r")
-        if (
-            len(self.pixels) != self.offsets[-1] + len(mark)
-            or self.pixels[self.offsets[-1] :].tobytes() != mark
-        ):
+        end = self.offsets[-1]
+        has_size = len(self.pixels) == end + len(mark)
+        if not has_size or self.pixels[end:].tobytes() != mark:
             raise ValueError(f"{path}: contains other images")
+
         self._file = open(path, "rb")  # noqa: SIM115  # holds the lock as long as the images are in use
         lock_shared(self._file.fileno())
 
     def __call__(self, index: int) -> Image:
         width, height = self.sizes[index].tolist()
-        return self.pixels[self.offsets[index] : self.offsets[index + 1]].reshape(height, width, 3)
+        start = self.offsets[index]
+        end = self.offsets[index + 1]
+        return self.pixels[start:end].reshape(height, width, 3)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedImages, (self.path, self.sizes, self.mark)
@@ -93,15 +99,16 @@ class DeviceImages:
     """Base images in a GPU's memory, which data/augment/draw_device.py draws from."""
 
     def __init__(self, images: CachedImages, device: torch.device) -> None:
-        self._sizes, self._offsets = images.sizes, images.offsets
+        self._sizes = images.sizes
+        self._offsets = images.offsets
+
         size = int(self._offsets[-1])
-        self.pool: Tensor | None = torch.zeros(
-            size + POOL_PADDING, dtype=torch.uint8, device=device
-        )  # None in workers
+        pool = torch.zeros(size + POOL_PADDING, dtype=torch.uint8, device=device)
         for start in range(0, size, UPLOAD_BYTES):
-            # torch warns about read-only ones
-            part = np.array(images.pixels[start : min(start + UPLOAD_BYTES, size)])
-            self.pool[start : start + len(part)].copy_(torch.from_numpy(part))
+            end = min(start + UPLOAD_BYTES, size)
+            part = np.array(images.pixels[start:end])  # torch warns about read-only arrays
+            pool[start:end].copy_(torch.from_numpy(part))
+        self.pool: Tensor | None = pool  # None in workers
 
     def locate(self, index: int) -> tuple[int, int, int]:
         """Return the offset of an image's first byte in the pool, its height and its width."""
@@ -147,22 +154,22 @@ def open_base_images(
         raise ValueError(
             "--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram"
         )
-    splits = [
-        _Split(name, _reader(name, split_labels, image_size))
-        for name, split_labels in labels.items()
-    ]
-    caches = (
-        _make_caches(splits, where, folder, spills, world.is_main, say)
-        if world.local_rank == 0
-        else {}
-    )
-    paths = world.all_gather_object({name: images.path for name, images in caches.items()})
+    splits = []
+    for name, split_labels in labels.items():
+        splits.append(_Split(name, _reader(name, split_labels, image_size)))
+
+    # The first process of each machine makes the caches, the others open them.
+    caches: dict[str, CachedImages] = {}
+    if world.local_rank == 0:
+        caches = _make_caches(splits, where, folder, spills, world.is_main, say)
+    own_paths = {name: images.path for name, images in caches.items()}
+    paths_of_all = world.all_gather_object(own_paths)
     if world.local_rank > 0:
-        opened = {
-            split.name: split.open_first([by_name.get(split.name, "") for by_name in paths])
-            for split in splits
-        }
-        caches = {name: images for name, images in opened.items() if images}
+        for split in splits:
+            images = split.open_first([paths.get(split.name, "") for paths in paths_of_all])
+            if images is not None:
+                caches[split.name] = images
+
     counts = world.all_gather_object(len(caches))
     # another machine has less room, or a process may not open another's file
     if any(counts) and not all(counts):
@@ -170,9 +177,10 @@ def open_base_images(
             f"{counts.count(0)} of {world.size} processes have no cached images and decode them "
             "for each batch"
         )
-    readers: dict[str, Reader | DeviceImages] = {
-        split.name: caches.get(split.name, split.source) for split in splits
-    }
+
+    readers: dict[str, Reader | DeviceImages] = {}
+    for split in splits:
+        readers[split.name] = caches.get(split.name, split.source)
     if where == DEVICE and _fits_on_device(caches, world, say):
         readers["train"] = DeviceImages(caches["train"], world.device)
     return readers
@@ -223,13 +231,15 @@ def _make_caches(
 
     Return none if there is no room, or the folder is not writable.
     """
+    # The free bytes of each place that may be used.
     size = sum(split.size for split in splits)
     free = {RAM: free_ram() if has_memfd() else 0}
     unwritable = ""
     if folder and (where == DISK or (spills and where in (RAM, DEVICE))):
-        existing = sum(
-            split.size for split in splits if split.open_first([str(split.file(folder))])
-        )
+        existing = 0
+        for split in splits:
+            if split.open_first([str(split.file(folder))]):
+                existing += split.size
         if existing < size:
             unwritable = _why_unwritable(folder)
         if not unwritable:
@@ -238,6 +248,7 @@ def _make_caches(
 
     place = choose_location(where, size, free)
     message = _describe_choice(where, place, size, free, unwritable)
+
     caches: dict[str, CachedImages] = {}
     try:
         if place == RAM:
@@ -251,6 +262,7 @@ def _make_caches(
         place_name = printable(folder) if place == DISK and folder else "memory"
         message = f"--cache {where}: {place_name}: {reason}; images are decoded for each batch"
         caches = {}
+
     if message:
         say(message)
     return caches
@@ -269,9 +281,14 @@ def choose_location(where: str, size: int, free: Mapping[str, int]) -> str:
     ('off', 'off')
     """
     if where == AUTO:
-        return RAM if size <= min(AUTO_SHARE * free[RAM], AUTO_MAX_BYTES) else OFF
+        limit = min(AUTO_SHARE * free[RAM], AUTO_MAX_BYTES)
+        return RAM if size <= limit else OFF
+
     wanted = {DEVICE: (RAM, DISK), RAM: (RAM, DISK), DISK: (DISK,), OFF: ()}[where]
-    return next((place for place in wanted if size <= SHARE_OF_FREE * free.get(place, 0)), OFF)
+    for place in wanted:
+        if size <= SHARE_OF_FREE * free.get(place, 0):
+            return place
+    return OFF
 
 
 def _describe_choice(
@@ -283,30 +300,30 @@ def _describe_choice(
     """
     if where == OFF:
         return ""
+
     uncached = "decoded for each batch"
-    cached = f"cached: {format_bytes(size)} {'on disk' if place == DISK else 'in memory'}"
+    location = "on disk" if place == DISK else "in memory"
+    cached = f"cached: {format_bytes(size)} {location}"
     if where == DISK and unwritable:
         return f"--cache disk: {unwritable}; images are {uncached}"
     if place == where or (where, place) in ((AUTO, RAM), (DEVICE, RAM)):
         return f"decoded images are {cached}"
     if where == AUTO:
         return f"images are {uncached}; --cache ram or disk would cache them: {format_bytes(size)}"
-    tried = [
-        name
-        for name in (RAM, DISK)
-        if name in free and name != place and not (name == RAM and where == DISK)
-    ]
-    short = (
-        " and ".join(f"{format_bytes(free[name])} of {name}" for name in tried)
-        or "no place to cache them"
-    )
-    need = (
-        f"--cache {where}: decoded images take {format_bytes(size)}, but {short} "
-        f"{'are' if tried else 'is'} free"
-    )
+
+    # The places with too little room.
+    wanted = (DISK,) if where == DISK else (RAM, DISK)
+    tried = [name for name in wanted if name in free and name != place]
+    short = "no place to cache them is free"
+    if tried:
+        rooms = [f"{format_bytes(free[name])} of {name}" for name in tried]
+        short = f"{' and '.join(rooms)} are free"
+
+    need = f"--cache {where}: decoded images take {format_bytes(size)}, but {short}"
     if unwritable:
         need = f"{need}, and {unwritable}"
-    return f"{need}; they are {uncached if place == OFF else cached}"
+    result = uncached if place == OFF else cached
+    return f"{need}; they are {result}"
 
 
 def _why_unwritable(folder: Path) -> str:
@@ -336,7 +353,8 @@ class _Split:
     """The images of a split, and the ways to cache them."""
 
     def __init__(self, name: str, source: DecodedImages) -> None:
-        self.name, self.source = name, source
+        self.name = name
+        self.source = source
         self.size = int(offsets_of(source.sizes)[-1])
 
     @cached_property
@@ -411,7 +429,8 @@ class _Split:
         """Write the images into a file of the right size, and the mark after they have reached the
         disk.
         """
-        pixels, offsets = np.memmap(path, np.uint8, "r+"), offsets_of(self.source.sizes)
+        pixels = np.memmap(path, np.uint8, "r+")
+        offsets = offsets_of(self.source.sizes)
 
         def write(index: int) -> None:
             pixels[offsets[index] : offsets[index + 1]] = self.source(index).reshape(-1)
@@ -421,14 +440,10 @@ class _Split:
         disable = None if progress else True  # None: show the bar on a terminal only
         # the scan has reported what decoders print, with the file
         with quiet_decoder(), caught_messages():
-            for _ in tqdm(
-                written,
-                total=len(numbers),
-                desc=f"{self.name} images",
-                disable=disable,
-                leave=False,
-            ):
+            title = f"{self.name} images"
+            for _ in tqdm(written, total=len(numbers), desc=title, disable=disable, leave=False):
                 pass
+
         pixels.flush()
         pixels[offsets[-1] :] = np.frombuffer(self.mark, np.uint8)
 

@@ -48,12 +48,12 @@ class EmptySplitError(ValueError):
     """There is nothing to read, or nothing to learn from."""
 
 
-class Part(NamedTuple):
-    """A source, its reader, and the images that the reader finds."""
+class ListedSource(NamedTuple):
+    """A source, its reader, and the images and problems that the reader finds."""
 
     source: Path
     reader: LabelFormat
-    found: SourceImages
+    contents: SourceImages
 
 
 class Item(NamedTuple):
@@ -90,22 +90,22 @@ class Listed:
     seen: set[str] = field(default_factory=set)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
 
-    def add(self, part: Part) -> None:
+    def add(self, listed_source: ListedSource) -> None:
         """Add the images of one more source."""
-        for problem in part.found.problems:
+        for problem in listed_source.contents.problems:
             if problem.kind == RUN_FOLDERS:
                 self.run_folders.append(problem)
             else:
                 self.problems.append(problem)
 
-        for image in part.found.images:
+        for image in listed_source.contents.images:
             if image.path in self.seen:
-                self.problems.append(_listed_twice(image, part))
+                self.problems.append(_listed_twice(image, listed_source))
                 continue
             self.seen.add(image.path)
-            self.items.append(Item(image, part.reader))
+            self.items.append(Item(image, listed_source.reader))
 
-            if part.reader.lists_images:
+            if listed_source.reader.lists_images:
                 continue  # one file has the labels of all images
             other = self.image_of.setdefault(image.label_file, image.path)
             if other != image.path:
@@ -143,22 +143,22 @@ def scan(
     readers = [(source, format_of(source)) for source in sources]
 
     # The images of folders. With those, a stored scan of the same files can be used.
-    folders = _parts(readers, names, lists_images=False)
-    for part in folders:
-        listed.add(part)
+    folders = _list_sources(readers, names, lists_images=False)
+    for folder in folders:
+        listed.add(folder)
     fingerprint = _fingerprint(sources, listed) if cache_dir is not None else ""
     stored, state = _from_cache(cache_dir, sources, names, fingerprint)
     if stored is not None:
         return stored.labels, stored.report.with_cache(state, listed.run_folders)
 
     # The images that files such as a COCO JSON list.
-    files = _parts(readers, names, lists_images=True)
-    in_files = [image.path for part in files for image in part.found.images]
+    files = _list_sources(readers, names, lists_images=True)
+    in_files = [image.path for file in files for image in file.contents.images]
     # before the images are read, so that a change during the scan makes the cache invalid
     if cache_dir is not None:
         fingerprint = f"{fingerprint} {digest_of_states(in_files)}"
-    for part in files:
-        listed.add(part)
+    for file in files:
+        listed.add(file)
     if not listed.items:
         raise EmptySplitError(_no_images(sources, [*listed.run_folders, *listed.problems]))
 
@@ -166,7 +166,7 @@ def scan(
     source_ids = None
     if len(sources) == 1:
         (only,) = [*folders, *files]
-        source_ids = only.found.category_ids
+        source_ids = only.contents.category_ids
     keep_ids = source_ids is not None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
 
@@ -189,26 +189,27 @@ def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
     return f"{digest_of_contents([*files, *label_files])} {digest_of_states(images)}"
 
 
-def _parts(
+def _list_sources(
     readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool
-) -> list[Part]:
+) -> list[ListedSource]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""
-    parts = []
+    listed = []
     for source, reader in readers:
         if reader.lists_images == lists_images:
-            parts.append(Part(source, reader, reader.images(source, names)))
-    return parts
+            contents = reader.images(source, names)
+            listed.append(ListedSource(source, reader, contents))
+    return listed
 
 
-def _listed_twice(image: ListedImage, part: Part) -> Problem:
+def _listed_twice(image: ListedImage, listed_source: ListedSource) -> Problem:
     """Return the problem of an image that was already listed.
 
     If it has its own label file, its rows are the same both times, so this is only a note. If a
     file such as a COCO JSON lists it, the rows of that second entry are lost.
     """
-    source = printable(part.source)
+    source = printable(listed_source.source)
     path = printable(image.path)
-    if not part.reader.lists_images:
+    if not listed_source.reader.lists_images:
         return Problem(NOTE, source, f"{path} is also in another source")
 
     reason = f"{path} was already listed, in this or another source"
@@ -336,11 +337,11 @@ def _require_size(
     if declared is None or declared == size:
         return
 
-    found = "x".join(map(str, size))
+    actual = "x".join(map(str, size))
     stated = "x".join(map(str, declared))
     labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
     raise UnreadableLabelsError(
-        f"{printable(image.path)} is {found} upright, but its {labels} says {stated}: "
+        f"{printable(image.path)} is {actual} upright, but its {labels} says {stated}: "
         "its boxes do not fit this image"
     )
 
