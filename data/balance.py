@@ -48,6 +48,8 @@ def image_weights(labels: Labels, num_classes: int, ap: NDArray[np.float64]) -> 
         raise ValueError(
             f"AP has {given}: give one number of at most 1 for each of the {num_classes} classes"
         )
+
+    # The image and the class of each box.
     boxes = ~labels.crowd
     images = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[boxes]
     classes = labels.classes[boxes]
@@ -55,10 +57,13 @@ def image_weights(labels: Labels, num_classes: int, ap: NDArray[np.float64]) -> 
     if len(counts) > num_classes:
         allowed = f"there are {num_classes} classes (0-{num_classes - 1})"
         raise ValueError(f"labels have class {len(counts) - 1}, but {allowed}")
+
     class_weights = (1 - ap.clip(0)) ** 2 / counts.clip(1)
     weights = np.bincount(images, class_weights[classes], minlength=len(labels))
     if not weights.any():
         return np.ones(len(labels))
+
+    # Background gets the mean weight.
     with_boxes = np.bincount(images, minlength=len(labels)) > 0
     weights[~with_boxes] = weights[with_boxes].mean()
     return weights / weights.mean()

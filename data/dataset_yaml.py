@@ -53,12 +53,9 @@ class DataSpec:
             )
         for path in paths:
             if not os.path.exists(path):
-                downloadable = self.download and not self.sources_exist()
-                hint = (
-                    f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
-                    if downloadable
-                    else ""
-                )
+                hint = ""
+                if self.download and not self.sources_exist():
+                    hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
                 raise ValueError(
                     f"{printable(self.file)}: '{split}' is {printable(path)}, which does not "
                     f"exist{hint}"
@@ -82,23 +79,25 @@ def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
 
     Raises ValueError with both paths and the files of the folder if none exists.
     """
-    given, inside = Path(name), folder / name
+    given = Path(name)
+    inside = folder / name
     for candidate in (given, inside):
         if os.path.isfile(candidate):
             return candidate
     if str(name) and os.path.isdir(given):
         raise ValueError(f"{printable(given)} is a folder: give a {what} YAML file")
-    if given.name == str(name) and os.path.isfile(with_suffix := folder / f"{name}.yaml"):
+
+    with_suffix = folder / f"{name}.yaml"
+    if given.name == str(name) and os.path.isfile(with_suffix):
         return with_suffix
-    tried = [
-        printable(path) for path in dict.fromkeys(os.path.abspath(path) for path in (given, inside))
-    ]
-    missing = (
-        f"neither {tried[0]} nor {tried[1]} exists"
-        if len(tried) > 1
-        else f"{tried[0]} does not exist"
-    )
-    missing = missing if str(name) else "the name is empty"
+
+    first, second = (printable(os.path.abspath(path)) for path in (given, inside))
+    if not str(name):
+        missing = "the name is empty"
+    elif first == second:
+        missing = f"{first} does not exist"
+    else:
+        missing = f"neither {first} nor {second} exists"
     known = ", ".join(sorted(printable(file.name) for file in folder.glob("*.yaml")))
     hint = f". Files in {folder.name}/: {known}" if known else ""
     raise ValueError(f"no {what} {excerpt(str(name), 300)}: {missing}{hint}")
@@ -169,7 +168,8 @@ def _root(file: Path, node: Node | None, notes: list[str]) -> Path:
     """
     if node is None or is_absent(node):
         return file.parent
-    root, here = _join(file.parent, file, "path", node), _join(Path.cwd(), file, "path", node)
+    root = _join(file.parent, file, "path", node)
+    here = _join(Path.cwd(), file, "path", node)
     if here == root or os.path.exists(root) or not os.path.isdir(here):
         return root
     notes.append(
@@ -214,7 +214,8 @@ def _split(
     entries = node.value if isinstance(node, SequenceNode) else [node]
     paths = []
     for entry in entries:
-        path, text = _join(root, file, key, entry), _text(file, key, entry)
+        path = _join(root, file, key, entry)
+        text = _text(file, key, entry)
         inside = Path(os.path.abspath(os.path.join(root, text.removeprefix("../"))))
         if text.startswith("../") and os.path.exists(inside) and not os.path.exists(path):
             moved.append(printable(text))
@@ -242,7 +243,8 @@ def _names(file: Path, node: Node | None) -> tuple[str, ...]:
     names = tuple(_text(file, "names", entry) for entry in entries)
     first_id: dict[str, int] = {}
     for index, name in enumerate(names):
-        if (first := first_id.setdefault(name, index)) != index:
+        first = first_id.setdefault(name, index)
+        if first != index:
             raise ValueError(
                 f"{where(file, entries[index])}: classes {first} and {index} are both "
                 f"'{excerpt(name)}'"
@@ -291,20 +293,18 @@ def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
     """
     if node is None or is_absent(node):
         return (), ""
+    entries = node.value if isinstance(node, SequenceNode) else [node]
     try:
-        return tuple(
-            _source(file, entry)
-            for entry in (node.value if isinstance(node, SequenceNode) else [node])
-        ), ""
+        return tuple(_source(file, entry) for entry in entries), ""
     except ValueError as error:
         return (), str(error)
 
 
 def _source(file: Path, node: Node) -> Source:
     """Return the source given by a URL, or by a mapping of `url` and `sha256`."""
-    given = (
-        dict(pairs(node, file, "'download'")) if isinstance(node, MappingNode) else {"url": node}
-    )
+    given = {"url": node}
+    if isinstance(node, MappingNode):
+        given = dict(pairs(node, file, "'download'"))
     if not {"url"} <= given.keys() <= {"url", "sha256"}:
         keys = excerpt(", ".join(given))
         raise ValueError(

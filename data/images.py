@@ -60,9 +60,10 @@ def is_listed_name(name: str, videos: frozenset[str]) -> bool:
     >>> is_listed_name("a.MP4", frozenset({".mp4"})), is_listed_name("a.mp4", frozenset())
     (True, False)
     """
-    return is_image_name(name) or (
-        os.path.splitext(name)[1].lower() in videos and not name.startswith(".")
-    )
+    if is_image_name(name):
+        return True
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in videos and not name.startswith(".")
 
 
 def walk_images(folder: Path) -> Iterator[str]:
@@ -72,7 +73,9 @@ def walk_images(folder: Path) -> Iterator[str]:
     nothing.
     """
     for parent, names in _walk(folder):
-        yield from (os.path.join(parent, name) for name in names if is_image_name(name))
+        for name in names:
+            if is_image_name(name):
+                yield os.path.join(parent, name)
 
 
 def _walk(
@@ -107,11 +110,8 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
     others: Counter[str] = Counter()
 
     def unreadable(error: OSError) -> None:
-        problems.append(
-            Problem(
-                IMAGE_DROPPED, printable(error.filename), f"folder cannot be read: {error.strerror}"
-            )
-        )
+        reason = f"folder cannot be read: {error.strerror}"
+        problems.append(Problem(IMAGE_DROPPED, printable(error.filename), reason))
 
     runs: list[str] = []
     for parent, names in _walk(folder, unreadable, runs.append):
@@ -120,23 +120,21 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
             if is_listed_name(name, videos) and os.path.isfile(path):
                 images.append(path)
             elif is_listed_name(name, videos):
-                problems.append(
-                    Problem(IMAGE_DROPPED, printable(path), "is not a file, or is a broken symlink")
-                )
+                reason = "is not a file, or is a broken symlink"
+                problems.append(Problem(IMAGE_DROPPED, printable(path), reason))
             elif os.path.splitext(name)[1] not in labels:
                 others[excerpt(Path(name).suffix.lower() or name)] += 1
+
     left_out = sum(_count_files(run, videos) for run in runs)
     if left_out:
         kind = "image or video file" if videos else "image"
-        problems.append(
-            Problem(RUN_FOLDERS, printable(folder), run_folders_text(left_out, kind, runs))
-        )
+        reason = run_folders_text(left_out, kind, runs)
+        problems.append(Problem(RUN_FOLDERS, printable(folder), reason))
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         allowed = "images or videos" if videos else "images"
-        problems.append(
-            Problem(NOTE, printable(folder), f"files that are not {allowed}, ignored: {kinds}")
-        )
+        reason = f"files that are not {allowed}, ignored: {kinds}"
+        problems.append(Problem(NOTE, printable(folder), reason))
     return ImageFiles(sorted_paths(images), problems)
 
 
@@ -171,6 +169,7 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
+
         path = _listed_path(file.parent, line)
         reason = ""
         if not is_listed_name(os.path.basename(path), videos):
@@ -220,5 +219,7 @@ def _listed_path(folder: Path, line: str) -> str:
 
     It is the path as written if that file exists, otherwise without surrounding spaces.
     """
-    path = os.path.abspath(os.path.join(folder, line))
-    return path if os.path.isfile(path) else os.path.abspath(os.path.join(folder, line.strip()))
+    as_written = os.path.abspath(os.path.join(folder, line))
+    if os.path.isfile(as_written):
+        return as_written
+    return os.path.abspath(os.path.join(folder, line.strip()))

@@ -18,7 +18,8 @@ class MultiScale:
     MIN_SCALE, MAX_SCALE = 0.5, 1.5
 
     def __init__(self, seed: int, stride: int) -> None:
-        self.seed, self.stride = seed, stride
+        self.seed = seed
+        self.stride = stride
 
     @classmethod
     def largest_side(cls, side: int, stride: int) -> int:
@@ -35,9 +36,8 @@ class MultiScale:
 
         side: the batch's side before.
         """
-        low, high = (
-            max(2, round(side * share / self.stride)) for share in (self.MIN_SCALE, self.MAX_SCALE)
-        )
+        low = max(2, round(side * self.MIN_SCALE / self.stride))
+        high = max(2, round(side * self.MAX_SCALE / self.stride))
         random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
         return int(random.integers(low, high + 1)) * self.stride
 

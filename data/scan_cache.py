@@ -57,12 +57,17 @@ def store(file: Path, stored: StoredScan) -> None:
 
     Raises OSError.
     """
-    texts = {"report": json.dumps(stored.report.as_dict()), "fingerprint": stored.fingerprint}
-    texts["listed"] = json.dumps(stored.listed)
-    buffer = io.BytesIO()
+    # All fields as arrays of one archive, texts as their bytes.
+    texts = {
+        "report": json.dumps(stored.report.as_dict()),
+        "fingerprint": stored.fingerprint,
+        "listed": json.dumps(stored.listed),
+    }
     arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+    buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **stored.labels.arrays(), **arrays)
     data = buffer.getvalue()
+
     file.parent.mkdir(parents=True, exist_ok=True)
     # process ids repeat between containers
     temporary = file.with_name(f"{file.name}.tmp.{secrets.token_hex(8)}")
@@ -87,7 +92,9 @@ def load(file: Path) -> StoredScan | None:
         return None
     except OSError as error:
         raise ValueError(str(error.strerror)) from None
-    data, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+
+    data = content[:-DIGEST_BYTES]
+    digest = content[-DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise ValueError("the checksum is wrong")
     try:

@@ -103,20 +103,29 @@ class Dataset:
                 progress=self.world.is_main,
             )
         say(f"{split}: {report.summary()}")
-        said = {sentence for other in self.reports.values() for sentence in other.run_folders}
+
+        # What other splits have reported is not said again.
+        said: set[str] = set()
+        for other in self.reports.values():
+            said.update(other.run_folders)
         for sentence in report.run_folders:
             if sentence not in said:
                 say(sentence)
-        if problem := report.first_problem():
+
+        problem = report.first_problem()
+        if problem:
             say(f"{split}: the first problem is {problem}")
-        self.reports[split], self.digests[split] = report, labels.digest()
+
+        self.reports[split] = report
+        self.digests[split] = labels.digest()
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
-        self.labels[split] = tile_labels(labels, self.tiling) if self.tiling else labels
+
+        self.labels[split] = labels
         if self.tiling:
-            tiles = counted(len(self.labels[split]), "tile") + str(self.tiling).removeprefix(
-                "tiles"
-            )
-            say(f"{split}: {counted(len(labels), 'image')} in {tiles}")
+            self.labels[split] = tile_labels(labels, self.tiling)
+            tiles = counted(len(self.labels[split]), "tile")
+            of_size = str(self.tiling).removeprefix("tiles")
+            say(f"{split}: {counted(len(labels), 'image')} in {tiles}{of_size}")
         return self.labels[split]
 
 
@@ -145,9 +154,8 @@ def open_dataset(
         spec = open_data(name, download=download, splits=splits)
     for note in spec.notes:
         say(note)
-    return Dataset(
-        spec, world, single_class, cache_dir, open_tiling(tile, tile_overlap, tile_whole)
-    )
+    tiling = open_tiling(tile, tile_overlap, tile_whole)
+    return Dataset(spec, world, single_class, cache_dir, tiling)
 
 
 def read_split(
