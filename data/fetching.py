@@ -31,9 +31,8 @@ MOVING = "placing"
 
 def is_unfinished(spec: DataSpec) -> bool:
     """Whether a download of these data is running or was interrupted."""
-    return bool(spec.download) and any(
-        os.path.exists(spec.root / WORK / name) for name in (UNFINISHED, MOVING)
-    )
+    markers = [spec.root / WORK / name for name in (UNFINISHED, MOVING)]
+    return bool(spec.download) and any(map(os.path.exists, markers))
 
 
 def require_finished(spec: DataSpec) -> None:
@@ -58,9 +57,8 @@ def is_data(path: Sequence[str]) -> bool:
     >>> is_data(["a.py"]), is_data([".x", "a.txt"])
     (False, False)
     """
-    return Path(path[-1]).suffix.lower() in DATA_SUFFIXES and not any(
-        part.startswith(".") for part in path
-    )
+    is_hidden = any(part.startswith(".") for part in path)
+    return not is_hidden and Path(path[-1]).suffix.lower() in DATA_SUFFIXES
 
 
 def fetch_data(spec: DataSpec) -> None:
@@ -75,10 +73,9 @@ def fetch_data(spec: DataSpec) -> None:
     if spec.sources_exist() and not is_unfinished(spec):
         return
     if not spec.download:
-        raise ValueError(
-            spec.download_error
-            or f"{printable(spec.file)}: has no 'download' URL to get its data from"
-        )
+        missing = f"{printable(spec.file)}: has no 'download' URL to get its data from"
+        raise ValueError(spec.download_error or missing)
+
     work = spec.root / WORK
     try:
         with exclusive_access(work):
@@ -117,11 +114,13 @@ def _unpack_all(spec: DataSpec, work: Path) -> None:
     shutil.rmtree(unpacked, ignore_errors=True)
     archives = [_fetch_archive(spec, source, work) for source in spec.download]
     unpacked.mkdir()
+
     # The top folder to strip: with `path: ../datasets/coco`, `coco/images` becomes `images`, unless
     # the YAML names paths in datasets/coco/coco.
     top = spec.root.name
     if any(path.is_relative_to(spec.root / top) for path in spec.needed()):
         top = ""
+
     for source, archive in zip(spec.download, archives, strict=True):
         try:
             left_out = unpack(archive, unpacked, wanted=is_data, top=top)
@@ -132,11 +131,12 @@ def _unpack_all(spec: DataSpec, work: Path) -> None:
                 f"{printable(spec.file)}: {source} was not unpacked: {error}"
             ) from error
         if left_out:
-            kinds = ", ".join(
-                f"{count} {excerpt(kind) or 'without suffix'}"
-                for kind, count in left_out.most_common(5)
-            )
-            print_lines(f"{source}: skipped files other than images, labels and lists: {kinds}")
+            kinds = []
+            for kind, count in left_out.most_common(5):
+                kinds.append(f"{count} {excerpt(kind) or 'without suffix'}")
+            skipped = ", ".join(kinds)
+            print_lines(f"{source}: skipped files other than images, labels and lists: {skipped}")
+
     _require_sources(spec, unpacked)
     _require_no_conflict(spec, unpacked)
     if hasattr(os, "sync"):
@@ -158,10 +158,10 @@ def _fetch_archive(spec: DataSpec, source: Source, work: Path) -> Path:
 def _require_sources(spec: DataSpec, unpacked: Path) -> None:
     """Raise ValueError if a path of the YAML is neither in the archives nor on the disk."""
     for path in spec.needed():
-        fetched = (
-            path.is_relative_to(spec.root) and (unpacked / path.relative_to(spec.root)).exists()
-        )
-        if not fetched and not path.exists():
+        is_fetched = False
+        if path.is_relative_to(spec.root):
+            is_fetched = (unpacked / path.relative_to(spec.root)).exists()
+        if not is_fetched and not path.exists():
             content = excerpt(", ".join(sorted(os.listdir(unpacked))), 200)
             raise ValueError(
                 f"{printable(spec.file)}: it names {printable(path)}, but the download contains "
@@ -173,11 +173,10 @@ def _require_no_conflict(spec: DataSpec, unpacked: Path) -> None:
     """Raise ValueError if a downloaded file would replace a different one."""
     for folder, _, names in os.walk(unpacked):
         target = spec.root / Path(folder).relative_to(unpacked)
-        conflicts = [
-            target / name
-            for name in names
-            if not _is_absent_or_equal(Path(folder, name), target / name)
-        ]
+        conflicts = []
+        for name in names:
+            if not _is_absent_or_equal(Path(folder, name), target / name):
+                conflicts.append(target / name)
         if target.exists() and not target.is_dir():
             conflicts.append(target)
         if conflicts:
@@ -189,14 +188,16 @@ def _require_no_conflict(spec: DataSpec, unpacked: Path) -> None:
 
 def _is_absent_or_equal(fetched: Path, existing: Path) -> bool:
     """Whether `existing` does not exist, or is a file with the same contents."""
-    return not os.path.lexists(existing) or (
-        existing.is_file() and filecmp.cmp(fetched, existing, shallow=False)
-    )
+    if not os.path.lexists(existing):
+        return True
+    return existing.is_file() and filecmp.cmp(fetched, existing, shallow=False)
 
 
 def _move_missing(unpacked: Path, folder: Path) -> None:
     """Move everything that does not exist in `folder` there; each move is a rename."""
-    for entry in list(os.scandir(unpacked)) if unpacked.exists() else ():
+    if not unpacked.exists():
+        return
+    for entry in list(os.scandir(unpacked)):
         target = folder / entry.name
         if entry.is_dir() and target.is_dir():
             _move_missing(Path(entry.path), target)

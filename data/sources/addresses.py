@@ -141,7 +141,8 @@ def addresses_in(file: str) -> list[Address]:
 
     Raises ValueError with file and line.
     """
-    names, found = FrameNames(), dict[str, Address]()
+    names = FrameNames()
+    addresses: dict[str, Address] = {}
     for number, line in enumerate(read_lines(Path(file)), 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -150,14 +151,14 @@ def addresses_in(file: str) -> list[Address]:
             address = parse_address(text)
         except ValueError as error:
             raise ValueError(f"{printable(file)} line {number}: {error}") from None
-        if address.text in found:
+        if address.text in addresses:
             raise ValueError(f"{printable(file)} line {number}: {address.shown} is listed twice")
-        found[address.text] = Address(
-            address.text, address.shown, names.name(address.text, address.name)
-        )
-    if not found:
+        name = names.name(address.text, address.name)
+        addresses[address.text] = Address(address.text, address.shown, name)
+
+    if not addresses:
         raise ValueError(f"{printable(file)} is empty; a line is {ALLOWED}")
-    return list(found.values())
+    return list(addresses.values())
 
 
 def _masked_text(text: str) -> str:

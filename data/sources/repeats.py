@@ -63,8 +63,9 @@ class Beginning:
         if self._is_first:
             self._known.append(checksum)
         elif self._matched is not None:
-            is_known = self._matched < len(self._known) and checksum == self._known[self._matched]
-            self._matched = self._matched + 1 if is_known else None
+            position = self._matched
+            is_known = position < len(self._known) and checksum == self._known[position]
+            self._matched = position + 1 if is_known else None
 
     @property
     def _has_change(self) -> bool:

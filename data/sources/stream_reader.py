@@ -68,7 +68,9 @@ class StreamReader:
         self.ended = False
         self.failure = ""
         self.error: BaseException | None = None
-        self._address, self._policy, self._frame_step = address, policy, frame_step
+        self._address = address
+        self._policy = policy
+        self._frame_step = frame_step
         self._changed, self._stop = changed, stop
         self._messages: list[tuple[str, int]] = []
         self._received = 0
