@@ -1,6 +1,6 @@
 """Turn data set files into batches: labels, augmentation plans, drawing, sampling, loading."""
 
-from data.augment.records import Augmentation
+from data.augment import Augmentation
 from data.balance import weights_after
 from data.cache import open_base_images
 from data.labels import Labels

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from data.labels import Labels
-from data.tiles.labels import TiledLabels
+from data.tiles import TiledLabels
 from utils.images.decode import read_image
 from utils.images.letterbox import Image, base_sizes, resized
 from utils.printable import printable

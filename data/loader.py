@@ -23,10 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from data.augment.draw import Drawer
-from data.augment.draw_device import Packed, draw_packed, pack, with_fixed_shapes
-from data.augment.plan import Planner
-from data.augment.records import Plan, Reader
+from data.augment import (
+    Drawer,
+    Packed,
+    Plan,
+    Planner,
+    Reader,
+    draw_packed,
+    pack,
+    with_fixed_shapes,
+)
 from data.base_images import UnreadableImageError, decoded
 from data.cache import DeviceImages
 from data.labels import Labels

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data.augment.plan import Planner
-from data.augment.records import Augmentation, Reader
+from data.augment import Augmentation, Planner, Reader
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples
 from data.sampler import EvaluationSampler, Key, TrainSampler
-from data.tiles.labels import TiledLabels
-from data.tiles.plan import TilePlanner
+from data.tiles import TiledLabels, TilePlanner
 from utils.distributed.devices import loader_workers
 from utils.distributed.memory import ring_budget
 from utils.distributed.world import World

@@ -11,6 +11,8 @@ from data.formats.visdrone import VisDrone
 from data.formats.voc_xml import VocXml
 from data.formats.yolo_txt import YoloText
 
+__all__ = ["FORMATS", "LabelFormat", "format_of"]
+
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     CocoJson(),
     VocXml(),
