@@ -54,7 +54,9 @@ def check_graphs(scope: Scope) -> Iterator[Finding]:
     commands = {}
     for mode in ("off", "reduce-overhead"):
         words = training_words(scope, f"graphs-{mode}", *common.split(), "--compile", mode)
-        commands[mode] = Command(train.run_script, words, scope.folder / "output" / f"graphs-{mode}.txt")
+        commands[mode] = Command(
+            train.run_script, words, scope.folder / "output" / f"graphs-{mode}.txt"
+        )
     ended = {mode: command.end() for mode, command in commands.items()}
 
     for mode, done in ended.items():
