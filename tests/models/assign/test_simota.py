@@ -4,9 +4,7 @@ cells around them.
 
 import importlib
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.assign.simota import simota
 from models.assign.targets import pad_targets
 from models.heads.decoupled import boxes_in_cells
-from models.weights.kestrel import load_detector
 from tests.support.boxes import to_xyxy
+from tests.support.yolox import GRIDS as YOLOX_GRIDS
+from tests.support.yolox import training_step
 
-FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "yolox"
 STRIDES = (8, 16, 32)
 HEIGHT, WIDTH = 128, 192
 GRIDS = [(HEIGHT // stride, WIDTH // stride) for stride in STRIDES]
@@ -207,44 +205,18 @@ def test_assignment_never_syncs_with_device():
     assert [part.shape for part in (found.prediction, found.target, found.valid)] == [(70,)] * 3
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
 def test_assignment_equals_that_of_its_authors():
-    model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
-    with np.load(FIXTURES / "simota.npz") as stored:
-        images = (
-            torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float()
-            / 255
-        )
-        listed = [
-            (i, j)
-            for i, rows in enumerate(stored["labels"])
-            for j in range(len(rows))
-            if rows[j, 3] > 0
-        ]
-        boxes = torch.from_numpy(np.stack([stored["labels"][i, j] for i, j in listed]))
-        expected = {}
-        for i in range(len(images)):
-            expected |= {
-                (i, n): int(j)
-                for n, j in zip(
-                    np.flatnonzero(stored[f"fg{i}"]).tolist(), stored[f"target{i}"], strict=True
-                )
-            }
-    owners = torch.tensor([[i] for i, _ in listed], dtype=torch.float32)
-    targets = torch.cat([owners, boxes[:, :1], to_xyxy(boxes[:, 1:])], 1)
-    with torch.no_grad():
-        raw = model.train()(images)
+    step = training_step()
     decoded = [
         (boxes_in_cells(level) * stride).flatten(1, 2)
-        for level, stride in zip(raw, STRIDES, strict=True)
+        for level, stride in zip(step.maps, STRIDES, strict=True)
     ]
-    values = torch.cat([level.flatten(1, 2) for level in raw], 1)
-    grids = [tuple(level.shape[1:3]) for level in raw]
-    found = simota(
-        torch.cat(decoded, 1), values[..., 4], values[..., 5:], grids, STRIDES, pad_targets(targets)
-    )
+    values = torch.cat([level.flatten(1, 2) for level in step.maps], 1)
+    objectness, classes = values[..., 4], values[..., 5:]
+    targets = pad_targets(step.targets)
+    found = simota(torch.cat(decoded, 1), objectness, classes, YOLOX_GRIDS, STRIDES, targets)
+
     rows = zip(found.prediction.tolist(), found.target.tolist(), found.valid.tolist(), strict=True)
-    ours = {divmod(n, values.shape[1]): listed[row] for n, row, valid in rows if valid}
-    assert len(expected) == 78
-    assert {where: j for where, (_, j) in ours.items()} == expected
-    assert all(where[0] == i for where, (i, _) in ours.items())
+    ours = {divmod(number, values.shape[1]): row for number, row, valid in rows if valid}
+    assert len(step.positives) == 78
+    assert ours == step.positives

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models import LossGains, build_loss, build_model
 from models.assign.targets import pad_targets
 from models.losses.decoupled import DecoupledLoss
-from models.weights.kestrel import load_detector
 from tests.models.assign.test_simota import (
     CLASSES,
-    FIXTURES,
     GRIDS,
     HEIGHT,
     STRIDES,
@@ -28,7 +25,7 @@ from tests.models.assign.test_simota import (
     sigma,
     slow_simota,
 )
-from tests.support.boxes import to_xyxy
+from tests.support.yolox import FIXTURES, training_step
 
 TABLE = Path(__file__).parents[2] / "tables" / "decoupled.yaml"
 
@@ -196,27 +193,14 @@ def test_ignore_regions_train_no_objectness():
     assert values(terms) == {"box": 0, "obj": 0, "cls": 0, "l1": 0}
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing")
 def test_loss_equals_that_of_its_authors():
-    model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
-    with np.load(FIXTURES / "simota.npz") as stored:
-        images = (
-            torch.from_numpy(stored["images_u8_bgr"][..., ::-1].copy()).permute(0, 3, 1, 2).float()
-            / 255
-        )
-        labels = torch.from_numpy(stored["labels"])
-    owners, rows = torch.nonzero(labels[..., 3] > 0, as_tuple=True)
-    boxes = labels[owners, rows]
-    targets = pad_targets(
-        torch.cat([owners[:, None].float(), boxes[:, :1], to_xyxy(boxes[:, 1:])], 1)
-    )
-    with torch.no_grad():
-        raw = model.train()(images)
+    step = training_step()
+    targets = pad_targets(step.targets)
     theirs = json.loads((FIXTURES / "losses.json").read_text())
     keys = {"box": "iou_loss", "obj": "conf_loss", "cls": "cls_loss", "l1": "l1_loss"}
     for name, without_mosaic in (("plain", False), ("l1", True)):
         loss = make_loss(without_mosaic=without_mosaic)
-        terms = loss(raw, targets)
+        terms = loss(step.maps, targets)
         expected = {
             term: theirs[name][key] for term, key in keys.items() if without_mosaic or term != "l1"
         }

@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections import OrderedDict
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -17,33 +16,17 @@ from torch import Tensor
 from models import build_model
 from models.detector import Detector
 from models.nms import non_max_suppression
+from models.table import load_model_table
 from models.weights.kestrel import load_detector
-from models.weights.yolox import COCO_NAMES, ROWS, is_yolox, load_yolox
-from tests.models.assign.test_simota import FIXTURES
+from models.weights.yolox import COCO_NAMES, is_yolox, load_yolox
 from tests.support.boxes import to_xyxy
+from tests.support.yolox import FIXTURES, SHARED, narrow_state, to_yolox_state
 from utils.images.opencv import cv2
 
-COCO128 = FIXTURES.parents[1] / "datasets" / "coco128"
-needs_fixtures = pytest.mark.skipif(
-    not FIXTURES.is_dir(), reason="../shared/fixtures/yolox is missing"
+COCO128 = SHARED.parents[1] / "datasets" / "coco128"
+needs_trained_weights = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="../shared/fixtures/yolox (YOLOX-Nano's weights) is missing"
 )
-
-
-def to_yolox_state(detector: Detector) -> dict[str, Tensor]:
-    """Return a detector's state under the names of YOLOX's modules, for images in BGR, 0 to 255."""
-    prefixes = {row: prefix for prefix, row in ROWS.items()}
-    state = OrderedDict()
-    for key, value in detector.state_dict().items():
-        _, row, rest = key.split(".", 2)
-        if row != "24":
-            rest = re.sub(r"(^|\.)cv([123])\.", r"\1conv\2.", rest)
-        if key == "layers.0.conv.weight":
-            bgr = value.flip(1) / 255
-            value = torch.cat(
-                [bgr[:, :, dy::2, dx::2] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))], 1
-            )
-        state[f"{prefixes[int(row)]}.{rest}"] = value
-    return state
 
 
 def save(path: Path, state: object, **others: object) -> Path:
@@ -57,16 +40,32 @@ def model(request: pytest.FixtureRequest) -> Detector:
     return build_model(request.param, 4).eval()
 
 
-@needs_fixtures
-@pytest.mark.parametrize(
-    ("weights", "forward", "classes"),
-    [("yolox_nano_coco", "nano", 80), ("yolox_narrow_random", "narrow", 5)],
-)
-def test_outputs_equal_those_of_its_authors(weights, forward, classes):
-    model, saved = load_detector(FIXTURES / f"{weights}.pth")
-    assert len(saved["names"]) == model.num_classes == classes
+def narrow_model() -> Detector:
+    """YOLOX at an eighth of the width, 5 classes."""
+    table, _ = load_model_table("yolox_s")
+    sizes = {"depth_multiple": 0.33, "width_multiple": 0.125}
+    one_size = {key: value for key, value in table.items() if key != "scales"} | sizes
+    return build_model(one_size, 5)
+
+
+def test_outputs_of_random_weights_equal_those_of_its_authors(tmp_path):
+    state = narrow_state(to_yolox_state(narrow_model()))
+    model, saved = load_detector(save(tmp_path / "narrow.pth", state))
+    assert len(saved["names"]) == model.num_classes == 5
     assert not model.training
-    with np.load(FIXTURES / f"forward_{forward}.npz") as stored, torch.inference_mode():
+    assert_outputs_equal(model, FIXTURES / "forward_narrow.npz")
+
+
+@needs_trained_weights
+def test_outputs_of_trained_weights_equal_those_of_its_authors():
+    model, saved = load_detector(SHARED / "yolox_nano_coco.pth")
+    assert len(saved["names"]) == model.num_classes == 80
+    assert_outputs_equal(model, SHARED / "forward_nano.npz")
+
+
+def assert_outputs_equal(model: Detector, file: Path) -> None:
+    """The model gives the stored outputs for the stored images."""
+    with np.load(file) as stored, torch.inference_mode():
         raw = model(torch.from_numpy(stored["images_u8_bgr"][:, ::-1].copy()).float() / 255)
         boxes, scores = model.decode(raw)
         expected, decoded = (torch.from_numpy(stored[key]) for key in ("raw", "decoded"))
@@ -77,9 +76,9 @@ def test_outputs_equal_those_of_its_authors(weights, forward, classes):
     torch.testing.assert_close(scores, decoded[..., 4:5] * decoded[..., 5:], rtol=0, atol=1e-4)
 
 
-@needs_fixtures
+@needs_trained_weights
 def test_weights_trained_on_coco_have_its_names():
-    _, names = load_yolox(FIXTURES / "yolox_nano_coco.pth")
+    _, names = load_yolox(SHARED / "yolox_nano_coco.pth")
     assert names == COCO_NAMES
 
 
@@ -195,7 +194,7 @@ def top_left(image: np.ndarray, side: int) -> tuple[Tensor, float]:
 
 
 @pytest.mark.slow
-@needs_fixtures
+@needs_trained_weights
 @pytest.mark.skipif(not COCO128.is_dir(), reason="../shared/datasets/coco128 is missing")
 @pytest.mark.parametrize(
     ("split", "expected"), [("train", 0.35401), ("val", 0.46061), ("test", 0.37867)]
@@ -204,7 +203,7 @@ def test_mean_average_precision_is_that_of_its_authors_code(split, expected):
     """416 px, confidence 0.001, IoU 0.65, 300 detections; by pycocotools. Kestrel's letterbox gives
     more (LOG.md).
     """
-    model, _ = load_detector(FIXTURES / "yolox_nano_coco.pth")
+    model, _ = load_detector(SHARED / "yolox_nano_coco.pth")
     with redirect_stdout(io.StringIO()):
         truth = COCO(str(COCO128 / f"instances_{split}.json"))
         results = []

@@ -26,12 +26,13 @@ from utils.metrics.matching import (
 from utils.metrics.records import Detections, GroundTruth
 
 ROOT = Path(__file__).parents[3]
-FIXTURES = ROOT.parent / "shared" / "coco_eval_fixtures"
+FIXTURES = ROOT / "tests" / "fixtures" / "coco_eval"
+SHARED = ROOT.parent / "shared" / "coco_eval_fixtures"
 KEYS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
 NO_TRUTH = GroundTruth([], [], [], [], [])
 NO_DETECTIONS = Detections([], [], [], [])
-needs_fixtures = pytest.mark.skipif(
-    not FIXTURES.is_dir(), reason="../shared/coco_eval_fixtures is not here"
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="../shared/coco_eval_fixtures (two larger cases) is missing"
 )
 close = {"abs": 1e-9, "rel": 0}
 
@@ -187,12 +188,16 @@ class TestAgainstPycocotools:
         assert np.array_equal(expected.precision, blocks.precision)
         assert np.array_equal(expected.recall, blocks.recall)
 
-    @needs_fixtures
     @pytest.mark.parametrize(
-        "name", ["coco2014_fakebbox100", "rodm_sampled_bbox_area", "voc100_real_detections"]
+        "folder",
+        [
+            FIXTURES / "voc100_real_detections",
+            pytest.param(SHARED / "coco2014_fakebbox100", marks=needs_shared),
+            pytest.param(SHARED / "rodm_sampled_bbox_area", marks=needs_shared),
+        ],
+        ids=lambda folder: folder.name,
     )
-    def test_stored_case_gives_expected_metrics(self, name):
-        folder = FIXTURES / name
+    def test_stored_case_gives_expected_metrics(self, folder):
         expected = json.loads((folder / "expected.json").read_text())
         names = {
             row["id"]: row["name"]
@@ -209,7 +214,6 @@ class TestAgainstPycocotools:
                 numbers, **close
             ), kind
 
-    @needs_fixtures
     def test_stored_edge_cases_give_expected_metrics(self, tmp_path):
         cases = json.loads((FIXTURES / "edge_cases.json").read_text())
         assert len(cases) == 22
