@@ -1,4 +1,4 @@
-"""benchmarks/trainings/subset.py: the data set that it writes, and what it refuses."""
+"""benchmarks/trainings/subset.py: the data set that it writes."""
 
 import sys
 
@@ -52,32 +52,3 @@ def test_subset_has_fewer_training_images_and_the_other_splits(data, tmp_path, m
         == 0
     )
     assert find_images(tmp_path / "new" / "c.txt").images != drawn
-
-
-def test_overfitting_validates_on_the_training_images(data, tmp_path, monkeypatch):
-    assert (
-        run(monkeypatch, "--data", data, "--images", 3, "--overfit", "--out", tmp_path / "a.yml")
-        == 0
-    )
-    spec = open_data(str(tmp_path / "a.yml"))
-    assert (spec.val, spec.test) == (spec.train, None)
-    assert len(find_images(spec.sources("val")[0]).images) == 3
-
-
-@pytest.mark.parametrize(
-    ("images", "out", "sentence"),
-    [
-        (9, "a.yaml", "--images 9: the training split has 8 images"),
-        (0, "a.yaml", "--images 0: the training split has 8 images"),
-        (1, "a.txt", "a.txt: choose a name that ends in .yaml"),
-        (1, "own.yaml", "own.yaml exists: choose another --out, or delete it"),
-        (1, "own.yml", "own.txt exists: choose another --out, or delete it"),
-    ],
-)
-def test_wrong_arguments_leave_all_files_as_they_are(
-    data, tmp_path, monkeypatch, capsys, images, out, sentence
-):
-    before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
-    assert run(monkeypatch, "--data", data, "--images", images, "--out", tmp_path / out) == 2
-    assert sentence in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
