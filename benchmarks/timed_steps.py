@@ -16,10 +16,10 @@ from data.loader import Batch
 from data.sampler import TrainSampler
 from models import LossGains, build_loss, build_model
 from train import train_one_epoch
-from training.batch_size.global_batch import NOMINAL_BATCH, GlobalBatch
 from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import SaveTrigger
 from training.compiled_loss import compile_loss
+from training.global_batch import NOMINAL_BATCH, GlobalBatch
 from training.schedule import Schedule
 from training.settings.hyperparameters import Hyp
 from training.state import build_train_state

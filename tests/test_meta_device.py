@@ -43,10 +43,10 @@ from tests.support.meta_device import (
     fused_on_meta,
     use_fused,
 )
-from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.preemption import SaveTrigger
 from training.ema import EMA
 from training.freezing import freeze, set_training
+from training.global_batch import GlobalBatch
 from training.optimizers import build_optimizer
 from training.schedule import Schedule
 from training.state import build_train_state

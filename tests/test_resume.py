@@ -34,9 +34,9 @@ from tests.support.launching import (
 )
 from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from training import evaluation, state
-from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
 from training.checkpoints.resume import find_last, resumed_config
+from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file

@@ -419,7 +419,7 @@ def found_by(program, weights, tmp_path, *flags):
         "run",
         "--exist-ok",
     ]
-    program.run([*words, "--conf-thres", "0.001", "--max-det", "1000", *flags])
+    program.run_script([*words, "--conf-thres", "0.001", "--max-det", "1000", *flags])
     return json.loads((tmp_path / "run" / "predictions.json").read_text())
 
 

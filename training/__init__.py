@@ -12,7 +12,6 @@ from utils.lazy_listing import lazy_listing
 if TYPE_CHECKING:
     from training.batch_size.autobatch import memory_advice
     from training.batch_size.find import find_batch_size
-    from training.batch_size.global_batch import GlobalBatch
     from training.checkpoints.manager import CheckpointManager
     from training.checkpoints.preemption import SaveTrigger
     from training.compiled_loss import compile_loss
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         predict_split,
     )
     from training.freezing import freeze, set_training
+    from training.global_batch import GlobalBatch
     from training.nonfinite import (
         NonFiniteError,
         NonFiniteGuard,
@@ -45,7 +45,7 @@ __all__, __getattr__ = lazy_listing(
     {
         "batch_size.autobatch": ["memory_advice"],
         "batch_size.find": ["find_batch_size"],
-        "batch_size.global_batch": ["GlobalBatch"],
+        "global_batch": ["GlobalBatch"],
         "checkpoints.manager": ["CheckpointManager"],
         "checkpoints.preemption": ["SaveTrigger"],
         "compiled_loss": ["compile_loss"],

@@ -10,7 +10,6 @@ from data import Dataset, Images
 from data.splits import find_data, find_hyp
 from models.detector import Detector
 from training.batch_size.find import find_batch_size
-from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import (
     Checkpoint,
     Description,
@@ -31,6 +30,7 @@ from training.checkpoints.resume import (
     resumed_config,
     run_folder,
 )
+from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from training.batch_size.global_batch import NOMINAL_BATCH, GlobalBatch
+from training.global_batch import NOMINAL_BATCH, GlobalBatch
 from training.optimizers import kind_of
 
 SHORTEST_WARMUP = 100  # batches

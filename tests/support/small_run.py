@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.batch_size.global_batch import GlobalBatch
 from training.checkpoints.contents import Description
 from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import SaveTrigger
 from training.early_stopping import EarlyStopping
 from training.ema import EMA
+from training.global_batch import GlobalBatch
 from training.nonfinite import NonFiniteGuard
 from training.progress import EpochLosses, RunProgress
 from training.results import results_row

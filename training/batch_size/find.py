@@ -10,8 +10,8 @@ from data.multi_scale import MultiScale
 from models import build_loss
 from models.detector import Detector
 from training.batch_size.autobatch import choose_batch
-from training.batch_size.global_batch import GlobalBatch
 from training.batch_size.trial_step import TrialStep
+from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from training.settings.groups import augmentation, loss_gains
 from training.settings.hyperparameters import Hyp

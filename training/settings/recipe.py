@@ -6,7 +6,7 @@ docs/recipes.md gives the rules, and the file of measurements that they rest on.
 from dataclasses import dataclass, replace
 from shlex import quote
 
-from training.batch_size.global_batch import GlobalBatch
+from training.global_batch import GlobalBatch
 from training.schedule import Schedule
 from training.settings.hyperparameters import Hyp
 from utils.printable import counted

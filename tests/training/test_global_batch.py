@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.batch_size.global_batch import GlobalBatch
+from training.global_batch import GlobalBatch
 
 
 @pytest.mark.parametrize(
