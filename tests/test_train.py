@@ -41,7 +41,7 @@ def hyp(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
+def start(tiny_data: Path, micro_model: str, tmp_path: Path):
     """start("--epochs", "2", ...) trains with small settings; returns (evaluation, run folder)."""
 
     def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[Evaluation, Path]:
@@ -49,7 +49,7 @@ def start(tiny_data: Path, tiny_model: str, tmp_path: Path):
             "--data",
             str(tiny_data),
             "--cfg",
-            tiny_model,
+            micro_model,
             "--imgsz",
             "96",
             "--batch-size",
@@ -100,8 +100,10 @@ def same(first: object, second: object) -> bool:
 
 
 @pytest.mark.slow
-def test_training_overfits_eight_images(start, hyp):
+def test_training_overfits_eight_images(start, hyp, tiny_model):
     result, folder = start(
+        "--cfg",
+        tiny_model,
         "--epochs",
         "120",
         "--imgsz",
@@ -249,11 +251,11 @@ def test_nominal_batch_sets_the_number_of_optimizer_steps(start, tmp_path, nomin
 
 
 @pytest.mark.slow
-def test_frozen_layers_keep_their_initial_bits(start, tiny_model):
+def test_frozen_layers_keep_their_initial_bits(start, micro_model):
     _, folder = start("--epochs", "2", "--freeze", "3")
     last = checkpoint_file.load(folder / "weights" / "last.pt")["model"]
     torch.manual_seed(0)
-    fresh = build_model(tiny_model, 3).state_dict()
+    fresh = build_model(micro_model, 3).state_dict()
     frozen = [k for k in fresh if re.match(r"layers\.[012]\.", k)]
     assert frozen
     assert all(torch.equal(last[k], fresh[k]) for k in frozen)
@@ -371,12 +373,12 @@ def test_resume_from_checkpoint_outside_its_run_is_refused(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
-def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, tiny_model, tmp_path):
+def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, micro_model, tmp_path):
     small = [
         "--data",
         str(tiny_data),
         "--cfg",
-        tiny_model,
+        micro_model,
         "--imgsz",
         "64",
         "--batch-size",
@@ -467,7 +469,7 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
         assert all(same(ours[part], theirs[part]) for part in parts)
 
 
-def test_too_small_imgsz_is_rounded_up_with_explanation(start, tiny_model, capsys):
+def test_too_small_imgsz_is_rounded_up_with_explanation(start, micro_model, capsys):
     start("--epochs", "1", "--imgsz", "32")
     rule = (
         "must be a multiple of the largest stride, 32, and at least twice it (BatchNorm "
@@ -475,7 +477,7 @@ def test_too_small_imgsz_is_rounded_up_with_explanation(start, tiny_model, capsy
     )
     assert f"--imgsz 32 is rounded up to 64: {rule}\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="more than 1 value per channel"):  # as the sentence says
-        build_model(tiny_model, 3).train()(torch.zeros(1, 3, 32, 32))
+        build_model(micro_model, 3).train()(torch.zeros(1, 3, 32, 32))
 
 
 def test_a_missing_split_is_reported_before_any_is_scanned(start, tiny_data, tmp_path, monkeypatch):
