@@ -1,4 +1,4 @@
-"""Eight simultaneous runs in one project folder, a damaged cache, and data in a read-only
+"""Four simultaneous runs in one project folder, a damaged cache, and data in a read-only
 folder.
 """
 
@@ -19,7 +19,7 @@ from data.scan import scan
 from tests.data.test_scan import file_states
 from tests.support.launching import Rank, forked, small_run_flags, unshare_command
 
-NUM_RUNS = 8
+NUM_RUNS = 4
 UNSHARE_OPTIONS = (
     "--mount",
     "--user --map-root-user --mount",
@@ -27,7 +27,7 @@ UNSHARE_OPTIONS = (
 
 
 def run_simultaneously(arguments: Sequence[str], folder: Path, script: str = "train") -> list[Rank]:
-    """Start eight runs of the same command at once; return them when all have succeeded."""
+    """Start four runs of the same command at once; return them when all have succeeded."""
     with forked([{}] * NUM_RUNS, arguments, folder, script=script) as runs:
         for run in runs:
             assert run.end(100) == 0, run.err
@@ -47,7 +47,7 @@ def val_arguments(run: Path, data: Path, project: Path) -> list[str]:
 def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tiny set that has not been scanned yet."""
     return (
-        shutil.copytree(tiny_data.parent, tmp_path_factory.mktemp("eight") / "data")
+        shutil.copytree(tiny_data.parent, tmp_path_factory.mktemp("simultaneous") / "data")
         / tiny_data.name
     )
 
@@ -58,8 +58,8 @@ def project(data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(data: Path, tiny_model: str, project: Path) -> list[Rank]:
-    return run_simultaneously(small_run_flags(data, tiny_model, project), project.parent / "io")
+def trained(data: Path, micro_model: str, project: Path) -> list[Rank]:
+    return run_simultaneously(small_run_flags(data, micro_model, project), project.parent / "io")
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +203,11 @@ def read_only_data(data: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_train_and_val_run_with_read_only_data(read_only_data, folders, data, tiny_model, tmp_path):
+def test_train_and_val_run_with_read_only_data(
+    read_only_data, folders, data, micro_model, tmp_path
+):
     before = file_states(data.parent)
-    flags = small_run_flags(data, tiny_model, tmp_path, "--workers", "1", "--name", "train")
+    flags = small_run_flags(data, micro_model, tmp_path, "--workers", "1", "--name", "train")
     training = forked([read_only_data], flags, tmp_path / "train-io")
     validation = forked(
         [read_only_data],

@@ -50,7 +50,7 @@ def named_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def jobs(
-    named_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+    named_data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, NamespaceJob]]:
     """All commands without a network, and a run of an unknown user, at the same time, since each
     takes seconds.
@@ -62,13 +62,13 @@ def jobs(
     empty, unknown = unshare_command(*EMPTY_NETWORK), unshare_command(WITHOUT_HOME)
     with ExitStack() as stack:
         own = {"HOME": UNWRITABLE_HOME, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
-        words = [*empty, sys.executable, str(SCRIPT), str(named_data), tiny_model, str(offline)]
+        words = [*empty, sys.executable, str(SCRIPT), str(named_data), micro_model, str(offline)]
         found = {
             "offline": NamespaceJob(stack.enter_context(launched(words, offline, **own)), empty)
         }
         if unknown:
             words = ["env", "-u", "HOME", *unknown, sys.executable, str(ROOT / "train.py")]
-            words += commands(str(named_data), tiny_model, unknown_user)["train"][1:]
+            words += commands(str(named_data), micro_model, unknown_user)["train"][1:]
             found["unknown_user"] = NamespaceJob(
                 stack.enter_context(launched(words, unknown_user, **own)), unknown
             )
