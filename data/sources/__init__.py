@@ -3,83 +3,8 @@
 Images, videos, folders, lists, patterns, cameras and streams.
 """
 
-import glob
-import os
-import sys
-from collections.abc import Callable
-from typing import TextIO
-
-from data.sources.addresses import ALLOWED, addresses_in, is_address, parse_address
 from data.sources.base import FrameSource
 from data.sources.containers import VIDEO_SUFFIXES
-from data.sources.live import LiveSource
-from data.sources.paths import folder_or_list, pattern, single_file
-from data.sources.standard_input import paths_on_input
-from data.sources.stream_reader import ConnectionPolicy
-from utils.printable import printable
+from data.sources.opening import is_live, open_source
 
 __all__ = ["VIDEO_SUFFIXES", "FrameSource", "is_live", "open_source"]
-
-KINDS = (
-    "an image, a video, a folder, a pattern such as 'photos/*.jpg', a .txt list, a "
-    f".streams file, -, {ALLOWED}"
-)
-
-
-def is_live(text: str) -> bool:
-    """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for
-    the reader.
-    """
-    return is_address(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
-
-
-def open_source(
-    text: str,
-    *,
-    say: Callable[[str], None],
-    frame_step: int = 1,
-    stdin: TextIO | None = None,
-    open_timeout_s: float = 10.0,
-    read_timeout_s: float = 10.0,
-    reconnects: int = 10,
-    pause_s: float = 1.0,
-    settled_s: float = 10.0,
-) -> FrameSource:
-    """Return the frames of what the user gave as --source.
-
-    say: called with each problem, one sentence, in the thread that iterates. frame_step: use every
-    n-th frame of a video or stream, from the first on. stdin: what `-` stands for, sys.stdin by
-    default. The other arguments are for streams: seconds to open one and to wait for a frame, the
-    number of attempts in a row to reach a lost stream, the seconds before the first of them,
-    doubled for each further one, and the seconds that a connection has to hold so as not to count
-    as a failed attempt. An existing file or folder is preferred to a pattern of the same text; the
-    network is used only for an address. Raises ValueError, in one sentence, if `text` is none of
-    the allowed kinds or has no image or video.
-    """
-    if frame_step < 1:
-        raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
-    policy = ConnectionPolicy(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
-    if text == "-":
-        return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
-    if is_live(text):
-        addresses = [parse_address(text)] if is_address(text) else addresses_in(text)
-        shown = addresses[0].shown if is_address(text) else printable(text)
-        return LiveSource(addresses, shown, policy, frame_step=frame_step, say=say)
-    if os.path.isdir(text) or (text.lower().endswith(".txt") and os.path.isfile(text)):
-        return folder_or_list(text, frame_step=frame_step, say=say)
-    if os.path.lexists(text):
-        return single_file(text, frame_step=frame_step, say=say)
-    if glob.has_magic(text):
-        return pattern(text, frame_step=frame_step, say=say)
-    raise ValueError(_unknown(text))
-
-
-def _unknown(text: str) -> str:
-    """Why `text` is no source, in one sentence."""
-    if text.lower() == "screen":
-        return (
-            "--source screen is not supported; record the screen to a video file, or give "
-            "the address of a stream of it"
-        )
-    given = f"'{printable(text)}' does not exist" if text else "--source is empty"
-    return f"{given}; allowed are {KINDS}"
