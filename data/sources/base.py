@@ -17,8 +17,9 @@ class FrameSource(Protocol):
 
     @property
     def total(self) -> int | None:
-        """The number of frames as far as the files state it, None if unknown (streams, cameras,
-        standard input).
+        """The number of frames as far as the files state it.
+
+        None if unknown: for streams, cameras and standard input.
         """
 
     @property

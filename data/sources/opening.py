@@ -21,10 +21,11 @@ KINDS = (
 
 
 def is_live(text: str) -> bool:
-    """Whether a --source is a camera or an address, or a file of them, whose frames do not wait for
-    the reader.
+    """Whether a --source gives frames that do not wait for the reader.
+
+    It does if it is a camera or an address, or a file of them.
     """
-    return is_address(text) or (text.lower().endswith(".streams") and os.path.isfile(text))
+    return is_address(text) or _is_file_with_suffix(text, ".streams")
 
 
 def open_source(
@@ -41,25 +42,41 @@ def open_source(
 ) -> FrameSource:
     """Return the frames of what the user gave as --source.
 
-    say: called with each problem, one sentence, in the thread that iterates. frame_step: use every
-    n-th frame of a video or stream, from the first on. stdin: what `-` stands for, sys.stdin by
-    default. The other arguments are for streams: seconds to open one and to wait for a frame, the
-    number of attempts in a row to reach a lost stream, the seconds before the first of them,
-    doubled for each further one, and the seconds that a connection has to hold so as not to count
-    as a failed attempt. An existing file or folder is preferred to a pattern of the same text; the
-    network is used only for an address. Raises ValueError, in one sentence, if `text` is none of
-    the allowed kinds or has no image or video.
+    An existing file or folder is preferred to a pattern of the same text. The network is used only
+    for an address.
+
+    Args:
+        text: what the user gave.
+        say: called with each problem, one sentence, in the thread that iterates.
+        frame_step: use every n-th frame of a video or stream, from the first on.
+        stdin: what `-` stands for, sys.stdin by default.
+        open_timeout_s: seconds to open a stream.
+        read_timeout_s: seconds to wait for a frame.
+        reconnects: attempts in a row to reach a lost stream.
+        pause_s: seconds before the first of them, doubled for each further one.
+        settled_s: a connection that is lost sooner counts as a failed attempt, too.
+
+    Raises ValueError, in one sentence, if `text` is none of the allowed kinds or has no image or
+    video.
     """
     if frame_step < 1:
         raise ValueError(f"the frame step (--vid-stride) is {frame_step}, allowed are 1, 2, 3, ...")
-    policy = ConnectionPolicy(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
+
     if text == "-":
-        return paths_on_input(sys.stdin if stdin is None else stdin, frame_step=frame_step, say=say)
-    if is_live(text):
-        addresses = [parse_address(text)] if is_address(text) else addresses_in(text)
-        shown = addresses[0].shown if is_address(text) else printable(text)
-        return LiveSource(addresses, shown, policy, frame_step=frame_step, say=say)
-    if os.path.isdir(text) or (text.lower().endswith(".txt") and os.path.isfile(text)):
+        stream = sys.stdin if stdin is None else stdin
+        return paths_on_input(stream, frame_step=frame_step, say=say)
+
+    # Streams.
+    policy = ConnectionPolicy(open_timeout_s, read_timeout_s, reconnects, pause_s, settled_s)
+    if is_address(text):
+        address = parse_address(text)
+        return LiveSource([address], address.shown, policy, frame_step=frame_step, say=say)
+    if _is_file_with_suffix(text, ".streams"):
+        addresses = addresses_in(text)
+        return LiveSource(addresses, printable(text), policy, frame_step=frame_step, say=say)
+
+    # Files.
+    if os.path.isdir(text) or _is_file_with_suffix(text, ".txt"):
         return folder_or_list(text, frame_step=frame_step, say=say)
     if os.path.lexists(text):
         return single_file(text, frame_step=frame_step, say=say)
@@ -68,8 +85,12 @@ def open_source(
     raise ValueError(_unknown(text))
 
 
+def _is_file_with_suffix(text: str, suffix: str) -> bool:
+    return text.lower().endswith(suffix) and os.path.isfile(text)
+
+
 def _unknown(text: str) -> str:
-    """Why `text` is no source, in one sentence."""
+    """Return why `text` is no source, in one sentence."""
     if text.lower() == "screen":
         return (
             "--source screen is not supported; record the screen to a video file, or give "
