@@ -1,7 +1,4 @@
-"""Cameras and network addresses.
-
-What is allowed, how they are shown without passwords, and their names.
-"""
+"""Cameras and network addresses: which are allowed, shown without passwords, and their names."""
 
 import os
 import re
@@ -16,25 +13,22 @@ from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 
 SCHEMES = ("rtsp", "rtmp", "http", "https", "tcp")
-ALLOWED = (
-    "a camera number such as 0, or an address that starts with "
-    f"{', '.join(f'{name}://' for name in SCHEMES)}"
-)
-MAX_CAMERA, MAX_NAME = 999, 100
+_STARTS = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+ALLOWED = f"a camera number such as 0, or an address that starts with {_STARTS}"
+MAX_CAMERA = 999
+MAX_NAME = 100  # characters
+# a parameter of an address, such as token=, whose value is a secret
 SECRET = re.compile(r"((?:pass|pwd|token|key|secret|auth|sig)[^=&]*=)[^&#]*", re.IGNORECASE)
 MASK = r"\1***"
 
 
 @dataclass(frozen=True)
 class Address:
-    """A camera or network address.
+    """A camera or network address."""
 
-    text: what OpenCV opens. shown: the same without passwords. name: of its outputs.
-    """
-
-    text: str
-    shown: str
-    name: str
+    text: str  # what OpenCV opens
+    shown: str  # the same without passwords
+    name: str  # of its outputs
 
     @property
     def camera(self) -> int | None:
@@ -53,15 +47,12 @@ class Address:
 
     @property
     def is_video_file(self) -> bool:
-        """Whether it is an address that has the suffix of a video file.
-
-        It may be a stream that never ends.
-        """
+        """Whether it has the suffix of a video file; it may be a stream that never ends."""
         return self.is_web and self._suffix in VIDEO_SUFFIXES
 
     @property
     def is_gif(self) -> bool:
-        """Whether it is an address that has the suffix of a GIF, which always has an end."""
+        """Whether it has the suffix of a GIF, which always has an end."""
         return self.is_web and self._suffix == ".gif"
 
     @property
@@ -107,39 +98,43 @@ def parse_address(text: str) -> Address:
     ('10-0-0-1-554-ch1', 'camera0')
     """
     if is_camera(text):
-        if len(text) > 9 or int(text) > MAX_CAMERA:
-            raise ValueError(
-                f"there is no camera {excerpt(text)}, the largest number is {MAX_CAMERA}"
-            )
-        return Address(str(int(text)), f"camera {int(text)}", f"camera{int(text)}")
+        return _parse_camera(text)
+
     scheme = text.partition("://")[0].lower()
+    given = excerpt(_masked_text(text), 200)
     if not has_scheme(text) or scheme not in SCHEMES:
         hint = "; give the path of a local file without file://" if scheme == "file" else ""
-        raise ValueError(f"'{excerpt(_masked_text(text), 200)}' is not {ALLOWED}{hint}")
+        raise ValueError(f"'{given}' is not {ALLOWED}{hint}")
     if not re.fullmatch(r"[!-~]+", text):
-        raise ValueError(
-            f"'{excerpt(_masked_text(text), 200)}' has spaces or other characters that an address "
-            "cannot have"
-        )
+        raise ValueError(f"'{given}' has spaces or other characters that an address cannot have")
+
     try:
         parts = urlsplit(text)
-        is_valid = bool(parts.hostname) and (parts.port is not None or scheme != "tcp")
+        has_port = parts.port is not None  # raises ValueError for a number out of range
+        is_valid = bool(parts.hostname) and (has_port or scheme != "tcp")
     except ValueError:
         is_valid = False
     if not is_valid:
         port = ", and tcp:// its port," if scheme == "tcp" else ""
-        raise ValueError(
-            f"'{excerpt(_masked_text(text), 200)}' has no valid host{port} after {scheme}://"
-        )
-    return Address(scheme + text[len(scheme) :], _masked_text(text), _name(parts))
+        raise ValueError(f"'{given}' has no valid host{port} after {scheme}://")
+
+    lowered = scheme + text[len(scheme) :]
+    return Address(lowered, _masked_text(text), _name(parts))
+
+
+def _parse_camera(text: str) -> Address:
+    """Return the camera of a text of digits. Raises ValueError if the number is too large."""
+    if len(text) > 9 or int(text) > MAX_CAMERA:
+        raise ValueError(f"there is no camera {excerpt(text)}, the largest number is {MAX_CAMERA}")
+    number = int(text)
+    return Address(str(number), f"camera {number}", f"camera{number}")
 
 
 def addresses_in(file: str) -> list[Address]:
     """Return the cameras and addresses in a .streams file.
 
-    One per line, without empty lines and `#` comments.
-
-    Raises ValueError with file and line.
+    There is one per line; empty lines and `#` comments are left out. Raises ValueError with file
+    and line.
     """
     names = FrameNames()
     addresses: dict[str, Address] = {}
@@ -147,12 +142,14 @@ def addresses_in(file: str) -> list[Address]:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
+
+        place = f"{printable(file)} line {number}"
         try:
             address = parse_address(text)
         except ValueError as error:
-            raise ValueError(f"{printable(file)} line {number}: {error}") from None
+            raise ValueError(f"{place}: {error}") from None
         if address.text in addresses:
-            raise ValueError(f"{printable(file)} line {number}: {address.shown} is listed twice")
+            raise ValueError(f"{place}: {address.shown} is listed twice")
         name = names.name(address.text, address.name)
         addresses[address.text] = Address(address.text, address.shown, name)
 
@@ -162,20 +159,27 @@ def addresses_in(file: str) -> list[Address]:
 
 
 def _masked_text(text: str) -> str:
-    """Return an address with *** instead of its password, and of the values of parameters such as
-    `token=`.
+    """Return an address with *** for its password and for the values of parameters like `token=`.
+
+    It need not be a valid one.
     """
-    before, slashes, after = text.partition("://")
+    scheme, slashes, after = text.partition("://")
+
+    # The user, password and host end at the first slash. Where they would end in no valid port,
+    # before a later @, the slash is part of the password.
     end = len(re.split(r"[/?#]", after, maxsplit=1)[0])
-    # a password with a slash: no valid port
-    if "@" in after[end:] and re.search(r":[0-9]*[^0-9\]:]", after[:end]):
+    has_invalid_port = re.search(r":[0-9]*[^0-9\]:]", after[:end]) is not None
+    if "@" in after[end:] and has_invalid_port:
         end = after.rindex("@") + 1
-    authority, rest = after[:end], after[end:]
-    user, at, host = authority.rpartition("@")
+
+    user, at, host = after[:end].rpartition("@")
     if ":" in user:
-        user = f"{user.partition(':')[0]}:***"
-    path, mark, query = rest.partition("?")
-    return printable(f"{before}{slashes}{user}{at}{host}{path}{mark}{SECRET.sub(MASK, query)}")
+        name = user.partition(":")[0]
+        user = f"{name}:***"
+
+    path, mark, query = after[end:].partition("?")
+    query = SECRET.sub(MASK, query)
+    return printable(f"{scheme}{slashes}{user}{at}{host}{path}{mark}{query}")
 
 
 def _name(parts: SplitResult) -> str:
@@ -184,4 +188,5 @@ def _name(parts: SplitResult) -> str:
     The query may hold a password.
     """
     host = parts.netloc.rpartition("@")[2]
-    return re.sub(r"[^A-Za-z0-9_]+", "-", f"{host}{parts.path}").strip("-")[:MAX_NAME] or "stream"
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", f"{host}{parts.path}").strip("-")
+    return name[:MAX_NAME] or "stream"

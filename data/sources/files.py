@@ -15,14 +15,11 @@ from utils.threads import map_ahead
 
 @dataclass(frozen=True)
 class InputFile:
-    """An image or video file: its path, and the name of its outputs.
-
-    problem: why it is to be reported and left out.
-    """
+    """An image or video file."""
 
     path: str
-    name: str
-    problem: str = ""
+    name: str  # of its outputs
+    problem: str = ""  # why it is to be reported and left out
 
     @property
     def is_video(self) -> bool:
@@ -39,10 +36,9 @@ def decoding_threads() -> int:
 
 
 class FileSource:
-    """The frames of files, in the order given; a file that cannot be read is reported and left out.
+    """The frames of files, in the order given.
 
-    files: a list, or an iterator that may wait for the next file. what: the source, as text for the
-    user. skipped: the files that were left out before.
+    A file that cannot be read is reported and left out.
     """
 
     def __init__(
@@ -55,9 +51,23 @@ class FileSource:
         skipped: int = 0,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        """Take the files; nothing is opened.
+
+        Args:
+            files: a list, or an iterator that may wait for the next file.
+            what: the source, as text for the user.
+            frame_step: use every n-th frame of a video, from the first on.
+            say: called with each problem, one sentence.
+            skipped: the number of files that were left out before.
+            on_close: called by `close`.
+        """
         self.skipped = skipped
-        self._files, self._what, self._frame_step, self._say = files, what, frame_step, say
-        self._closed, self._on_close = False, on_close
+        self._files = files
+        self._what = what
+        self._frame_step = frame_step
+        self._say = say
+        self._on_close = on_close
+        self._closed = False
         self._total: int | None = None
 
     @property
@@ -65,11 +75,9 @@ class FileSource:
         """As in FrameSource. Opens each video once, one at a time, to read its header."""
         if self._total is None and isinstance(self._files, list):
             with quiet_decoder():
-                lengths = [
-                    video_length(file.path, self._frame_step) if file.is_video else 1
-                    for file in self._files
-                ]
-            self._total = None if None in lengths else sum(length or 0 for length in lengths)
+                lengths = [self._length(file) for file in self._files]
+            if None not in lengths:
+                self._total = sum(length or 0 for length in lengths)
         return self._total
 
     @property
@@ -80,19 +88,19 @@ class FileSource:
         return [(file.name, file.is_video) for file in self._files]
 
     def __iter__(self) -> Iterator[Frame]:
-        empty = True
+        # One thread waits for files that come later.
+        threads = decoding_threads() if isinstance(self._files, list) else 1
+        is_empty = True
         with quiet_decoder():
-            # other files may come late
-            threads = decoding_threads() if isinstance(self._files, list) else 1
             for file, read in map_ahead(self._read, self._files, threads):
                 if self._closed:
                     return
                 for frame in self._frames(file, read):
-                    empty = False
+                    is_empty = False
                     yield frame
                     if self._closed:
                         return
-        if empty and not self._closed:
+        if is_empty and not self._closed:
             raise ValueError(f"{self._what}: no image or video could be read")
 
     def close(self) -> None:
@@ -110,6 +118,10 @@ class FileSource:
     ) -> None:
         self.close()
 
+    def _length(self, file: InputFile) -> int | None:
+        """Return the number of frames of one file, None if it is unknown."""
+        return video_length(file.path, self._frame_step) if file.is_video else 1
+
     def _read(self, file: InputFile) -> tuple[InputFile, Frame | ValueError | None]:
         """Return a file with its frame, or the error, if it is an image; None if it is a video."""
         try:
@@ -117,7 +129,8 @@ class FileSource:
                 raise ValueError(file.problem)
             if file.is_video or self._closed:
                 return file, None
-            return file, Frame(decode_bgr(read_bytes(file.path), file.path), file.path, file.name)
+            image = decode_bgr(read_bytes(file.path), file.path)
+            return file, Frame(image, file.path, file.name)
         except ValueError as error:
             return file, error
 
@@ -138,6 +151,7 @@ class FileSource:
                 raise
             self._say(f"{error}; it is skipped")
             return
+
         if missing:
             self.skipped += lost
             self._say(f"{printable(file.path)}: {missing}")

@@ -14,10 +14,7 @@ CLOSE_S = 1.0  # a thread that FFmpeg keeps longer ends with its read timeout; i
 
 
 class LiveSource:
-    """The frames of streams that are read at the same time.
-
-    what: the source, as text for the user.
-    """
+    """The frames of streams that are read at the same time."""
 
     total = None
     inputs = None
@@ -31,32 +28,40 @@ class LiveSource:
         frame_step: int,
         say: Callable[[str], None],
     ) -> None:
+        """Prepare the threads, which start when the frames are iterated over.
+
+        Args:
+            addresses: at least one camera or address.
+            what: the source, as text for the user.
+            policy: how patiently the streams are read.
+            frame_step: use every n-th frame of each, from the first on.
+            say: called with each problem, one sentence.
+        """
         self.skipped = 0
-        self._what, self._say = what, say
-        self._changed, self._stop = threading.Condition(), threading.Event()
-        self._readers = [
-            StreamReader(address, policy, frame_step, self._changed, self._stop)
-            for address in addresses
-        ]
+        self._what = what
+        self._say = say
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._readers = []
+        for address in addresses:
+            reader = StreamReader(address, policy, frame_step, self._changed, self._stop)
+            self._readers.append(reader)
 
     def __iter__(self) -> Iterator[Frame]:
-        empty = True
         if self._stop.is_set():
             return
+        is_empty = True
         with quiet_decoder():
             try:
                 for reader in self._readers:
                     reader.start()
                 while (frame := self._next_frame()) is not None:
-                    empty = False
+                    is_empty = False
                     yield frame
-                if empty and not self._stop.is_set():
-                    alone = len(self._readers) == 1
-                    raise ValueError(
-                        self._readers[0].failure
-                        if alone
-                        else f"{self._what}: no stream gave a picture"
-                    )
+                if is_empty and not self._stop.is_set():
+                    if len(self._readers) == 1:
+                        raise ValueError(self._readers[0].failure)
+                    raise ValueError(f"{self._what}: no stream gave a picture")
             finally:
                 self.close()
 
@@ -80,33 +85,35 @@ class LiveSource:
         self.close()
 
     def _next_frame(self) -> Frame | None:
-        """Wait for a frame of any stream; None if all have ended.
+        """Wait for a frame of any stream; return None if all have ended.
 
         Streams that have a frame take turns.
         """
         while not self._stop.is_set():
             with self._changed:
-                has_ended = all(reader.ended for reader in self._readers)
-                waiting = next(
-                    (reader for reader in self._readers if reader.frame is not None), None
-                )
-                frame = waiting.take() if waiting else None
+                have_ended = all(reader.ended for reader in self._readers)
+                with_frame = [reader for reader in self._readers if reader.frame is not None]
+                frame = with_frame[0].take() if with_frame else None
                 messages = [text for reader in self._readers for text in reader.take_messages()]
-                if frame is None and not has_ended and not messages:
+                if frame is None and not have_ended and not messages:
                     self._changed.wait(POLL_S)
-            if waiting:
-                self._readers.remove(waiting)
-                self._readers.append(waiting)
+
+            # The stream that gave a frame is the last one in the next turn.
+            if with_frame:
+                self._readers.remove(with_frame[0])
+                self._readers.append(with_frame[0])
+
             self._report(messages)
             for reader in self._readers:
                 if reader.error is not None:
                     raise reader.error
-            if frame is not None or has_ended:
+            if frame is not None or have_ended:
                 return frame
         return None
 
     def _report(self, messages: Sequence[tuple[str, int]]) -> None:
+        """Say each message, except for the failure of the only stream, which is raised."""
         for text, skipped in messages:
             self.skipped += skipped
-            if len(self._readers) > 1 or text != self._readers[0].failure:  # which is raised
+            if len(self._readers) > 1 or text != self._readers[0].failure:
                 self._say(text)

@@ -1,7 +1,4 @@
-"""Notice that a stream which was connected again gives the same frames as before.
-
-Then it is a recording.
-"""
+"""Notice that a stream gives the same frames in another connection: then it is a recording."""
 
 import zlib
 
@@ -35,6 +32,7 @@ class Beginning:
         if self._is_first:
             is_enough = self._has_change and len(self._known) >= MIN_FRAMES
             return not is_enough and len(self._known) < MAX_FRAMES
+
         return self._has_change and self._matched is not None and not self.is_repeated
 
     @property
@@ -44,9 +42,7 @@ class Beginning:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether a later connection has given all known frames again, and they are enough to be
-        sure.
-        """
+        """Whether a later connection has given all known frames again, enough to be sure."""
         return self.matched >= MIN_FRAMES and self.has_ended_alike
 
     @property

@@ -17,14 +17,12 @@ STANDARD_INPUT = "standard input"
 
 
 class PathsOnInput:
-    """The image and video files whose paths arrive on a text stream.
-
-    Iterates until its end or `close`.
-    """
+    """The image and video files whose paths arrive on a text stream, until its end or `close`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._names, self._closed = FrameNames(), threading.Event()
+        self._names = FrameNames()
+        self._closed = threading.Event()
 
     def close(self) -> None:
         """End the iteration, within POLL_S seconds if the stream is a pipe or a terminal."""
@@ -35,24 +33,25 @@ class PathsOnInput:
             if not line.strip():
                 continue
             path = os.fsdecode(line)
-            path = path if os.path.isfile(path) else path.strip()
+            if not os.path.isfile(path):
+                path = path.strip()
+
             problem = ""
             if not is_input_name(os.path.basename(path)):
                 problem = "is not the path of an image or video file"
             elif not os.path.isfile(path):
                 problem = "does not exist"
             if problem:
-                yield InputFile(
-                    path, "", f"{STANDARD_INPUT} line {number}: '{excerpt(path, 200)}' {problem}"
-                )
-            else:
-                yield InputFile(
-                    path, self._names.name(os.path.abspath(path), os.path.basename(path))
-                )
+                place = f"{STANDARD_INPUT} line {number}"
+                yield InputFile(path, "", f"{place}: '{excerpt(path, 200)}' {problem}")
+                continue
+
+            name = self._names.name(os.path.abspath(path), os.path.basename(path))
+            yield InputFile(path, name)
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines without their ends."""
-        rest = b""
+        rest = b""  # of a line whose end has not arrived
         for block in self._blocks():
             *lines, rest = (rest + block).split(b"\n")
             yield from (line.removesuffix(b"\r") for line in lines)
@@ -64,8 +63,8 @@ class PathsOnInput:
     def _blocks(self) -> Iterator[bytes]:
         """Yield what has arrived.
 
-        A pipe is read without Python's buffer: a thread blocked in it would stop the interpreter
-        from exiting.
+        A pipe is read without Python's buffer: a thread that is blocked in it would keep the
+        interpreter from exiting.
         """
         descriptor = _pollable(self._stream)
         if descriptor is None:
@@ -74,21 +73,23 @@ class PathsOnInput:
                     return
                 yield os.fsencode(text)
             return
+
         while not self._closed.is_set():
-            if select.select([descriptor], [], [], POLL_S)[0]:
-                block = os.read(descriptor, MAX_LINE)
-                if not block:
-                    return
-                yield block
+            readable, _, _ = select.select([descriptor], [], [], POLL_S)
+            if not readable:
+                continue
+            block = os.read(descriptor, MAX_LINE)
+            if not block:
+                return
+            yield block
 
 
 def paths_on_input(
     stream: TextIO | None, *, frame_step: int, say: Callable[[str], None]
 ) -> FileSource:
-    """The frames of the files whose paths arrive on `stream`, of which nothing has been read
-    before.
+    """Return the frames of the files whose paths arrive on `stream`.
 
-    Raises ValueError if it is closed.
+    Nothing has been read from it before. Raises ValueError if it is closed.
     """
     if stream is None or stream.closed:
         raise ValueError(f"--source - reads paths from {STANDARD_INPUT}, but it is closed")
