@@ -7,7 +7,8 @@ after another). It never waits for the device: every shape follows from the shap
 Each pixel of a canvas belongs to a *slot*: slot 0 is the background, the others are patches. In an
 upright patch the source column depends only on the canvas column, and the source row only on the
 canvas row, so both are looked up by slot in small tables; only warped patches need arithmetic per
-pixel.
+pixel. The passes, in the order of `draw_packed`: slots, sources, interpolation, background, mixup,
+color gains.
 
 Differences from draw.py: in upright patches at most 1 level, because cv2.resize rounds down some
 values that are rounded to nearest here. After color gains, equal colors are equal or 1 level apart;
@@ -290,7 +291,18 @@ def draw_packed(packed: Packed, pool: Tensor) -> Tensor:
     pool: uint8 [bytes], the base images at the offsets that `pack` got from `locate`, then
     POOL_PADDING bytes.
     """
-    planes = _canvases(packed, pool)
+    x = torch.arange(packed.width, device=pool.device, dtype=torch.float32)
+    y = torch.arange(packed.height, device=pool.device, dtype=torch.float32)
+
+    # All layers: which patch each pixel shows, where its color comes from, the color.  [N, H, W]
+    slots = _slot_map(packed.lines[:, :, 3:], x, y)
+    find_sources = _upright_sources if packed.upright else _warped_sources
+    sources = find_sources(packed, x, y, slots)
+    planes = _interpolated(pool, sources)
+    planes = _with_background(planes, slots)
+    del slots, sources  # 32 bytes for each pixel, which the next passes do not need
+
+    # From layers to samples: mixup and color gains.  [B, H, W]
     if len(packed.mixes):
         planes = [_mixed(plane, packed.mixes) for plane in planes]
     if len(packed.tables):
@@ -298,36 +310,6 @@ def draw_packed(packed: Packed, pool: Tensor) -> Tensor:
 
     blue, green, red = planes
     return torch.stack((red, green, blue), 3)
-
-
-def _canvases(packed: Packed, pool: Tensor) -> Planes:
-    """Draw all layers; return planes of uint8 [N, H, W]."""
-    x = torch.arange(packed.width, device=pool.device, dtype=torch.float32)
-    y = torch.arange(packed.height, device=pool.device, dtype=torch.float32)
-
-    # The patch that each pixel shows, and the place in the pool that it comes from.
-    edges = packed.lines[:, :, 3:]
-    slots = _slot_map(edges, x, y)
-    find_sources = _upright_sources if packed.upright else _warped_sources
-    address, down_step, across, down = find_sources(packed, x, y, slots)
-
-    # The four source pixels around that place.  [N, H, W, 6]
-    pairs = pool.unfold(0, 6, 1)  # a view: a pixel and the next one, starting at every byte
-    upper = pairs[address]
-    lower = pairs[address + down_step]
-
-    # Interpolate between the two rows, at the left pixel (bytes 0 to 2) and the right one.
-    between_rows = []
-    for above, below in zip(upper.unbind(3), lower.unbind(3), strict=True):
-        between_rows.append(above.float().lerp_(below.float(), down))
-
-    # Interpolate between the left and the right pixel, and round.
-    background = slots == 0
-    planes = []
-    for left, right in zip(between_rows[:3], between_rows[3:], strict=True):
-        plane = left.lerp_(right, across).add_(0.5).to(torch.uint8)
-        planes.append(plane.masked_fill_(background, GRAY))
-    return planes
 
 
 def _slot_map(edges: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -381,7 +363,9 @@ def _upright_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sou
     # The entries of each pixel's own slot.  [N, H, W]
     address = _by_column(3 * left, slots).add_(_by_row(row_address, slots))
     down_step = _by_column(_down_step(places), slots)
-    return Sources(address, down_step, _by_column(across, slots), _by_row(down, slots))
+    across = _by_column(across, slots)
+    down = _by_row(down, slots)
+    return Sources(address, down_step, across, down)
 
 
 def _warped_sources(packed: Packed, x: Tensor, y: Tensor, slots: Tensor) -> Sources:
@@ -436,6 +420,31 @@ def _by_column(table: Tensor, slots: Tensor) -> Tensor:
 def _by_row(table: Tensor, slots: Tensor) -> Tensor:
     """Look up each pixel by slot and row in a table [N, S, H]; return [N, H, W]."""
     return table.transpose(1, 2).gather(2, slots)
+
+
+def _interpolated(pool: Tensor, sources: Sources) -> Planes:
+    """Return the colors between four source pixels, planes of uint8 [N, H, W]."""
+    # The four pixels, each row of two at once.  [N, H, W, 6]
+    pairs = pool.unfold(0, 6, 1)  # a view: a pixel and the next one, starting at every byte
+    upper = pairs[sources.address]
+    lower = pairs[sources.address + sources.down_step]
+
+    # Between the two rows: left blue, green, red, then right blue, green, red.
+    columns = []
+    for above, below in zip(upper.unbind(3), lower.unbind(3), strict=True):
+        columns.append(above.float().lerp_(below.float(), sources.down))
+
+    # Between the left and the right pixel, rounded.
+    planes = []
+    for left, right in zip(columns[:3], columns[3:], strict=True):
+        planes.append(left.lerp_(right, sources.across).add_(0.5).to(torch.uint8))
+    return planes
+
+
+def _with_background(planes: Planes, slots: Tensor) -> Planes:
+    """Return the planes, changed in place, with gray where there is no patch."""
+    background = slots == 0
+    return [plane.masked_fill_(background, GRAY) for plane in planes]
 
 
 def _mixed(plane: Tensor, mixes: Tensor) -> Tensor:

@@ -50,7 +50,10 @@ def moved_boxes(
     owner: NDArray[np.int64],
     size: tuple[int, int],
 ) -> Moved:
-    """As `moved_boxes_upright`, for any matrices; size: height and width of the canvas."""
+    """Move boxes as `moved_boxes_upright` does, with patches of any matrices.
+
+    owner: the patch of each box, [N]. size: height and width of the canvas.
+    """
     after = np.zeros_like(boxes)
     stretch = np.ones(len(boxes))
     for number, patch in enumerate(patches):
