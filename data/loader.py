@@ -103,9 +103,9 @@ class Batch(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch as workers send it.
+    """A batch as workers send it: NumPy arrays.
 
-    NumPy arrays, because torch moves each tensor to shared memory separately.
+    torch would move each tensor to shared memory separately.
     """
 
     # empty array: the pixels are in the ring buffer; Packed: the device draws them
@@ -193,12 +193,12 @@ class Samples:
         pixels = self._drawer(plans, shape, memory)
 
         # Each target gets the number of its image in the batch.  [T, 6]
-        targets = [np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]
-        indices = [self.planner.image_of(key.index) for key in keys]
-        placements = [self._placement(key) for key in keys]
-        return Drawn(
-            pixels, shape, np.concatenate(targets), np.array(indices), np.stack(placements)
-        )
+        numbered = [np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]
+        targets = np.concatenate(numbered)
+
+        indices = np.array([self.planner.image_of(key.index) for key in keys])
+        placement = np.stack([self._placement(key) for key in keys])
+        return Drawn(pixels, shape, targets, indices, placement)
 
     def draw_on_device(self, keys: Sequence[Key]) -> Tensor:
         """Return the pixels of these keys, uint8 [B, H, W, 3], drawn by the device of DeviceImages.
@@ -413,12 +413,14 @@ class Loader(Generic[S]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._uploads.wait()
+
         try:
             for number, drawn in enumerate(_iterate(self._loader)):
                 yield self._to_batch(number, drawn)
         except UnreadableImageError as error:
             # The traceback refers to torch's frames, which would keep the workers alive.
             error.__traceback__ = None
+
             # A worker sends its whole traceback as the text; our message is its end.
             name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
             message = str(error).rpartition(name)[2].rstrip()

@@ -1,7 +1,7 @@
 """The loaders of a run: labels and base images -> this process's share of the batches."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,36 +48,54 @@ def build_loaders(
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels.
 
-    batch_size is the total over all processes.
-
-    workers: max DataLoader workers per process. say: receives a log line if memory allows fewer.
-    The other arguments are those of `build_train_loader`.
+    Args:
+        labels: of both splits, by name.
+        images: base images of both splits, by name.
+        batch_size: the total over all processes; a validation batch has MAX_VAL_BATCH_SIZE images
+            at most.
+        image_size: side of the canvases in pixels, the long one if they are rectangular.
+        stride: sides of rectangular canvases are multiples of it.
+        world: this process and the others.
+        augmentation: the strengths of the training augmentation.
+        seed: of all random numbers.
+        rect: as in `build_train_loader`.
+        mosaic_until: as in `build_train_loader`.
+        workers: max DataLoader workers per process.
+        say: receives a log line if memory allows fewer.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
-    shared: dict[str, Any] = {"image_size": image_size, "stride": stride, "workers": workers}
-    shared |= {"device": world.device, "rank": world.rank, "size": world.size}
 
     # Both loaders share the memory for prepared batches; validation batches are the smaller ones.
     budget = ring_budget(world.local_size)
     val = build_evaluation_loader(
         labels["val"],
         batch_size=min(batch_size, MAX_VAL_BATCH_SIZE),
+        image_size=image_size,
+        stride=stride,
+        workers=workers,
+        device=world.device,
         images=images["val"],
+        rank=world.rank,
+        size=world.size,
         ring_bytes=budget // 2,
         say=lambda line: say(f"validation: {line}"),
-        **shared,
     )
     train = build_train_loader(
         labels["train"],
         batch_size=batch_size,
+        image_size=image_size,
+        stride=stride,
         augmentation=augmentation,
         seed=seed,
         rect=rect,
         mosaic_until=mosaic_until,
+        workers=workers,
+        device=world.device,
         images=images["train"],
+        rank=world.rank,
+        size=world.size,
         ring_bytes=budget - val.ring_bytes,
         say=say,
-        **shared,
     )
     return Loaders(train, val)
 
@@ -102,15 +120,29 @@ def build_train_loader(
 ) -> Loader[TrainSampler]:
     """Return the loader of this process's share of the training batches.
 
-    batch_size is the total over all processes.
+    Set the epoch, its first batch and the image weights on the loader's sampler.
 
-    labels: of images, or of tiles; then each sample is a tile, cut at a random position. rect:
-    group samples of similar aspect ratio into batches, without mosaic, instead of square canvases.
-    mosaic_until: the first epoch without mosaic, mixup and copy-paste. images: base images, of
-    whole images, read from their files by default. ring_bytes, say: as Loader. Set the epoch, its
-    first batch and the image weights on the loader's sampler. Raises ValueError as TrainSampler
-    does.
+    Args:
+        labels: of images, or of tiles; then each sample is a tile, cut at a random position.
+        batch_size: the total over all processes.
+        image_size: side of the canvases in pixels, the long one if they are rectangular.
+        stride: sides of rectangular canvases are multiples of it.
+        augmentation: the strengths of the augmentation.
+        seed: of all random numbers.
+        rect: group samples of similar aspect ratio into batches, without mosaic, instead of square
+            canvases.
+        mosaic_until: the first epoch without mosaic, mixup and copy-paste.
+        workers: number of worker processes; with 0 this process draws.
+        device: where the batches go.
+        images: base images, of whole images, read from their files by default.
+        rank: number of this process.
+        size: number of processes.
+        ring_bytes: as in Loader.
+        say: as in Loader.
+
+    Raises ValueError as TrainSampler does.
     """
+    shapes = CanvasShapes(image_size, stride) if rect else None
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = TrainSampler(
         ratios,
@@ -119,7 +151,7 @@ def build_train_loader(
         seed=seed,
         rank=rank,
         size=size,
-        shapes=CanvasShapes(image_size, stride) if rect else None,
+        shapes=shapes,
         mosaic_until=mosaic_until,
     )
     samples = _train_samples(labels, image_size, augmentation, seed, images)
@@ -133,11 +165,15 @@ def _train_samples(
     seed: int,
     images: Images | None,
 ) -> Samples:
-    planner = (
-        TilePlanner(labels, image_size, augmentation, seed)
-        if isinstance(labels, TiledLabels)
-        else Planner(labels, image_size, augmentation, seed)
-    )
+    """Return the augmented samples: of tiles if the labels are those of tiles.
+
+    The arguments are those of `build_train_loader`.
+    """
+    planner: Planner
+    if isinstance(labels, TiledLabels):
+        planner = TilePlanner(labels, image_size, augmentation, seed)
+    else:
+        planner = Planner(labels, image_size, augmentation, seed)
     return Samples(planner, images, augment=True)
 
 
@@ -151,27 +187,25 @@ def trial_drawing(
 ) -> Callable[[int], Tensor] | None:
     """Return draw(count), which draws a training batch on the device, to measure its memory.
 
-    It is None if the CPU draws.
+    None if the CPU draws. The batch is uint8 [count, image_size, image_size, 3].
 
-    The batch is uint8 [count, image_size, image_size, 3]. The arguments are those of
-    `build_loaders`.
+    Args:
+        labels: of the training split.
+        images: its base images.
+        image_size: side of the canvases in pixels, the long one if they are rectangular.
+        augmentation: the strengths of the augmentation.
+        rect: whether there is no mosaic.
     """
     if not isinstance(images, DeviceImages):
         return None
     samples = _train_samples(labels, image_size, augmentation, 0, images)
 
     def draw(count: int) -> Tensor:
-        keys = [
-            Key(
-                0,
-                number % len(labels),
-                image_size,
-                image_size,
-                mosaic=not rect,
-                repeat=number // len(labels),
-            )
-            for number in range(count)
-        ]
+        keys = []
+        for number in range(count):
+            repeat, index = divmod(number, len(labels))
+            key = Key(0, index, image_size, image_size, mosaic=not rect, repeat=repeat)
+            keys.append(key)
         return samples.draw_on_device(keys)
 
     return draw
@@ -196,11 +230,23 @@ def build_evaluation_loader(
 
     Each process gets whole batches.
 
-    canvas: the (height, width) of all batches instead, for a model that takes no other. ring_bytes,
-    say: as Loader.
+    Args:
+        labels: of images, or of tiles.
+        batch_size: the number of samples in each batch of a process.
+        image_size: long side of the canvases in pixels, rounded up to a multiple of the stride.
+        stride: sides of the canvases are multiples of it.
+        canvas: the (height, width) of all batches instead, for a model that takes no other.
+        workers: number of worker processes; with 0 this process draws.
+        device: where the batches go.
+        images: base images, read from their files by default.
+        rank: number of this process.
+        size: number of processes.
+        ring_bytes: as in Loader.
+        say: as in Loader.
     """
     shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
-    samples = Samples(Planner(labels, shapes.image_size, Augmentation(), 0), images, augment=False)
+    planner = Planner(labels, shapes.image_size, Augmentation(), 0)
+    samples = Samples(planner, images, augment=False)
     return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)

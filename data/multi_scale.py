@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 class MultiScale:
-    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride, at least two
-    strides.
+    """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride.
 
-    The size depends on (seed, step) only, so that every rank uses the same. With one stride the
-    feature map would be a single cell, from which BatchNorm cannot compute statistics if the batch
-    holds one image.
+    The size depends on (seed, step) only, so that every rank uses the same. It is at least two
+    strides: with one, the feature map would be a single cell, from which BatchNorm cannot compute
+    statistics if the batch holds one image.
     """
 
-    MIN_SCALE, MAX_SCALE = 0.5, 1.5
+    MIN_SCALE = 0.5
+    MAX_SCALE = 1.5
 
     def __init__(self, seed: int, stride: int) -> None:
         self.seed = seed
@@ -23,13 +23,16 @@ class MultiScale:
 
     @classmethod
     def largest_side(cls, side: int, stride: int) -> int:
-        """Return an upper bound of the side that batches of `side` pixels are resized to, a
-        multiple of the stride.
+        """Return an upper bound of the side that batches of `side` pixels are resized to.
+
+        It is a multiple of the stride.
 
         >>> MultiScale.largest_side(640, 32), MultiScale.largest_side(32, 32)
         (960, 64)
         """
-        return max(-(-round(side * cls.MAX_SCALE) // stride), 2) * stride
+        largest = round(side * cls.MAX_SCALE)
+        strides = -(-largest // stride)  # rounded up
+        return max(strides, 2) * stride
 
     def size(self, step: int, side: int) -> int:
         """Return the side of a square batch at a step, a multiple of the stride.
@@ -42,10 +45,13 @@ class MultiScale:
         return int(random.integers(low, high + 1)) * self.stride
 
     def __call__(self, step: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Resize images [B, 3, S, S] and targets [T, 6] (image, class, x1, y1, x2, y2 in pixels) to
-        the step's size.
+        """Return the images and targets, resized to the step's size.
+
+        images: [B, 3, S, S]. targets: [T, 6], image, class, x1, y1, x2, y2 in pixels.
         """
         side = images.shape[2]
         new = self.size(step, side)
-        moved = torch.cat([targets[:, :2], targets[:, 2:] * (new / side)], 1)
-        return F.interpolate(images, (new, new), mode="bilinear", align_corners=False), moved
+        boxes = targets[:, 2:] * (new / side)
+        resized_targets = torch.cat([targets[:, :2], boxes], 1)
+        resized = F.interpolate(images, (new, new), mode="bilinear", align_corners=False)
+        return resized, resized_targets

@@ -42,8 +42,9 @@ def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) 
     The generated data set is drawn if it does not exist.
 
     download: download missing data from the URLs in the YAML. Nothing else may use the network.
-    splits: the splits that will be read. Raises ValueError if one of them is not in the YAML or on
-    the disk, before any is scanned.
+    splits: the splits that will be read.
+
+    Raises ValueError if one of them is not in the YAML or on the disk, before any is scanned.
     """
     file = find_data(name)
     spec = read_data_yaml(file)
@@ -89,8 +90,7 @@ class Dataset:
         return class_names(self.spec.names, single=self.single_class)
 
     def read(self, split: str, say: Callable[[str], None] = lambda _: None) -> Labels:
-        """Return the labels of a split, or of the tiles of its images, and report a summary to
-        `say`.
+        """Return the labels of a split, or of the tiles of its images; summarize them to `say`.
 
         Raises ValueError as `scan` does, and if the processes read different labels.
         """
@@ -146,9 +146,19 @@ def open_dataset(
 
     One process of each machine downloads it.
 
-    splits: the splits that will be read. say: receives notes, such as paths that were corrected.
-    tile, tile_overlap, tile_whole: cut images into tiles, see `open_tiling`. Raises ValueError as
-    that and `open_data` do.
+    Args:
+        name: path of the YAML, or its name in data/.
+        splits: the splits that will be read.
+        world: this process and the others.
+        say: receives notes, such as paths that were corrected.
+        download: download missing data from the URLs in the YAML.
+        single_class: treat all classes as one.
+        cache_dir: folder of the caches, "" for the user's cache folder.
+        tile: cut images into tiles of this side, see `open_tiling`; 0 for whole images.
+        tile_overlap: as in `open_tiling`.
+        tile_whole: as in `open_tiling`.
+
+    Raises ValueError as `open_tiling` and `open_data` do.
     """
     with world.local_main_first():
         spec = open_data(name, download=download, splits=splits)
@@ -161,7 +171,14 @@ def open_dataset(
 def read_split(
     spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool
 ) -> tuple[Labels, Report]:
-    """Return the labels of a split, with a single class if `single`, and the report of the scan.
+    """Return the labels of a split and the report of the scan.
+
+    Args:
+        spec: the data set.
+        split: its name in the YAML.
+        single: treat all classes as one.
+        cache_dir: folder of the caches, "" for the user's cache folder.
+        progress: show a bar on a terminal.
 
     Raises ValueError as `scan` does, with the split if it is empty.
     """
