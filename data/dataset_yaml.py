@@ -44,29 +44,26 @@ class DataSpec:
         """
         if split not in SPLITS:
             raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
-        paths = {"train": self.train, "val": self.val, "test": self.test}[split]
+
+        paths_of = {"train": self.train, "val": self.val, "test": self.test}
+        paths = paths_of[split]
         if paths is None:
-            present = [name for name in SPLITS if getattr(self, name) is not None]
-            raise ValueError(
-                f"{printable(self.file)} has no '{split}' (it has: "
-                f"{', '.join(present) or 'no split'})"
-            )
+            present = [name for name in SPLITS if paths_of[name] is not None]
+            known = ", ".join(present) or "no split"
+            raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {known})")
+
         for path in paths:
-            if not os.path.exists(path):
-                hint = ""
-                if self.download and not self.sources_exist():
-                    hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
-                raise ValueError(
-                    f"{printable(self.file)}: '{split}' is {printable(path)}, which does not "
-                    f"exist{hint}"
-                )
+            if os.path.exists(path):
+                continue
+            hint = ""
+            if self.download and not self.sources_exist():
+                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
+            missing = f"'{split}' is {printable(path)}, which does not exist"
+            raise ValueError(f"{printable(self.file)}: {missing}{hint}")
         return paths
 
     def needed(self) -> tuple[Path, ...]:
-        """Return the paths of the train and val splits.
-
-        If there are none, those of the test split.
-        """
+        """Return the paths of the train and val splits, or else those of the test split."""
         return (*(self.train or ()), *(self.val or ())) or self.test or ()
 
     def sources_exist(self) -> bool:
@@ -118,37 +115,41 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     entries = _entries(file)
     names = _names(file, entries.get("names"))
     _check_class_count(file, entries.get("nc"), names)
+
+    # The folder, and the paths in it.
     notes: list[str] = []
     root = _root(file, entries.get("path"), notes)
     moved: list[str] = []
-    splits = {split: _split(root, file, split, entries.get(split), moved) for split in SPLITS}
+    train, val, test = [_split(root, file, key, entries.get(key), moved) for key in SPLITS]
     if moved:
         notes.append(
             f"{printable(file)}: {', '.join(moved)} not found: used without ../ in "
             f"{printable(root)}"
         )
+
     download, download_error = _download(file, entries.get("download"))
     return DataSpec(
         file=file,
         root=root,
+        train=train,
+        val=val,
+        test=test,
         names=names,
         download=download,
         download_error=download_error,
         notes=tuple(notes),
-        **splits,
     )
 
 
 def _entries(file: Path) -> dict[str, Node]:
-    """Return the top-level values by key as YAML nodes, which hold the text as written and its
-    line.
-    """
+    """Return the top-level values by key as YAML nodes, which hold the text and its line."""
     document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
         raise ValueError(
             f"{printable(file)} is not a data YAML: it must be a mapping with "
             f"{', '.join(ALLOWED_KEYS)}"
         )
+
     entries = {}
     for key, value in pairs(document, file, "the file"):
         if key in IGNORED_KEYS:
@@ -200,9 +201,14 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
 def _split(
     root: Path, file: Path, key: str, node: Node | None, moved: list[str]
 ) -> tuple[Path, ...] | None:
-    """Return the paths of a split.
+    """Return the paths of a split, None if the YAML has none.
 
-    Those that are read without their leading `../` are added to `moved` as written.
+    Args:
+        root: the folder that the paths are relative to.
+        file: the YAML.
+        key: the name of the split.
+        node: its value.
+        moved: the paths that are read without their leading `../` are added to it, as written.
     """
     if node is None or is_absent(node):
         return None
@@ -211,11 +217,14 @@ def _split(
             f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list "
             "of these"
         )
+
     entries = node.value if isinstance(node, SequenceNode) else [node]
     paths = []
     for entry in entries:
         path = _join(root, file, key, entry)
         text = _text(file, key, entry)
+
+        # A path that begins with ../ and does not exist may lie inside the root.
         inside = Path(os.path.abspath(os.path.join(root, text.removeprefix("../"))))
         if text.startswith("../") and os.path.exists(inside) and not os.path.exists(path):
             moved.append(printable(text))
@@ -225,11 +234,13 @@ def _split(
 
 
 def _names(file: Path, node: Node | None) -> tuple[str, ...]:
+    """Return the class names. Raises ValueError if there are none, or two are equal."""
     if node is None:
         raise ValueError(
             f"{printable(file)} has no 'names': a list of class names, or a mapping from 0, 1, ... "
             "to names"
         )
+
     if isinstance(node, SequenceNode):
         entries = node.value
     elif isinstance(node, MappingNode):
@@ -240,6 +251,7 @@ def _names(file: Path, node: Node | None) -> tuple[str, ...]:
         )
     if not entries:
         raise ValueError(f"{where(file, node)}: 'names' is empty; it must name at least one class")
+
     names = tuple(_text(file, "names", entry) for entry in entries)
     first_id: dict[str, int] = {}
     for index, name in enumerate(names):
@@ -253,6 +265,7 @@ def _names(file: Path, node: Node | None) -> tuple[str, ...]:
 
 
 def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
+    """Return the values of a mapping from 0, 1, 2, ... Raises ValueError for other keys."""
     by_id: dict[int, Node] = {}
     for key, value in pairs(mapping, file, "'names'"):
         index = _whole_number(key)
@@ -260,6 +273,7 @@ def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
             problem = f"class id '{excerpt(key)}' in 'names'; the ids must be 0, 1, 2, ..."
             raise ValueError(f"{where(file, value)}: {problem}")
         by_id[index] = value
+
     for index in range(len(by_id)):
         if index not in by_id:
             last = excerpt(str(max(by_id)))
@@ -273,10 +287,12 @@ def _in_order_of_id(file: Path, mapping: MappingNode) -> list[Node]:
 
 def _whole_number(text: str) -> int | None:
     """Return the value of 1 to 9 ASCII digits, or None for any other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if is_number else None
 
 
 def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) -> None:
+    """Raise ValueError if `nc` is given and is not the number of names."""
     if node is None or is_absent(node):
         return
     if not isinstance(node, ScalarNode) or _whole_number(node.value) != len(names):
@@ -310,6 +326,7 @@ def _source(file: Path, node: Node) -> Source:
         raise ValueError(
             f"{where(file, node)}: 'download' has the keys '{keys}', allowed are url and sha256"
         )
+
     url = _text(file, "download", given["url"])
     digest = _text(file, "sha256", given["sha256"]) if "sha256" in given else ""
     try:

@@ -46,8 +46,7 @@ def require_finished(spec: DataSpec) -> None:
 
 
 def is_data(path: Sequence[str]) -> bool:
-    """Whether a file in an archive is an image, label file or list that a data set can be read
-    from.
+    """Whether a file in an archive is an image, label file or list that a data set is read from.
 
     path: its folders and its name. All other files (programs, settings, hidden files) are skipped,
     whatever folder the YAML names.
@@ -97,6 +96,7 @@ def _fetch_all(spec: DataSpec, work: Path) -> None:
                 (work / UNFINISHED).unlink()  # nothing was downloaded
             raise
         os.replace(work / UNFINISHED, work / MOVING)
+
     _move_missing(work / UNPACKED, spec.root)
     for entry in work.iterdir():
         if entry.name not in (MOVING, "lock"):

@@ -80,8 +80,8 @@ class Labels:
         for name, (dtype, shape) in expected.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.shape != shape:
-                found = f"{array.dtype} {array.shape}"
-                raise ValueError(f"Labels.{name} is {found}, must be {np.dtype(dtype)} {shape}")
+                actual = f"{array.dtype} {array.shape}"
+                raise ValueError(f"Labels.{name} is {actual}, must be {np.dtype(dtype)} {shape}")
 
         _check_offsets("path_offsets", self.path_offsets, len(self.path_bytes))
         _check_offsets("offsets", self.offsets, N)
@@ -90,7 +90,7 @@ class Labels:
             raise ValueError(f"Labels.classes must be in 0-{len(self.category_ids) - 1}")
 
     def __len__(self) -> int:
-        """The number of images, M."""
+        """Return the number of images, M."""
         return len(self.sizes)
 
     def path(self, index: int) -> str:
@@ -153,9 +153,9 @@ class Labels:
         )
 
     def box_sizes(self, image_size: int) -> np.ndarray:
-        """Return box widths and heights, float64 [N, 2], without ignore regions.
+        """Return the widths and heights of boxes in images resized to a long side of image_size.
 
-        They are in pixels of images resized to a long side of image_size.
+        float64 [boxes, 2] in pixels, without ignore regions.
         """
         image_scale = image_size / self.sizes.max(1)  # [M]
         scale = np.repeat(image_scale, np.diff(self.offsets))  # [N]
@@ -170,10 +170,7 @@ class Labels:
         return int(np.percentile(np.diff(self.offsets), percent))
 
     def boxes_cxcywh_norm(self) -> np.ndarray:
-        """Return center x, center y, width, height of all boxes, [N, 4].
-
-        They are fractions of the image's sides.
-        """
+        """Return center x, center y, width, height of all boxes, in fractions of images: [N, 4]."""
         sizes = np.repeat(self.sizes, np.diff(self.offsets), 0)  # of each box's image, [N, 2]
         boxes: np.ndarray = self.boxes_xywh / np.tile(sizes, 2)
         boxes[:, :2] += boxes[:, 2:] / 2  # corner to center
@@ -199,6 +196,7 @@ class Labels:
         """
         file_names = [os.path.basename(self.path(i)) for i in range(len(self))]
         digest = hashlib.sha256(os.fsencode("/".join(file_names)))
+
         for name, array in self.arrays().items():
             if not name.startswith("path_"):
                 digest.update(np.ascontiguousarray(array).data)
@@ -233,14 +231,16 @@ class LabelsBuilder:
         """Return the Labels of everything added so far."""
         no_points = np.zeros((0, 2), np.float32)
         polygons = [no_points if row.points is None else row.points for row in self.rows]
+        boxes = np.array([row.box_xywh for row in self.rows], np.float64)
+        path_bytes = np.frombuffer(b"".join(self.paths), np.uint8)
         return Labels(
-            path_bytes=np.frombuffer(b"".join(self.paths), np.uint8).copy(),
+            path_bytes=path_bytes.copy(),  # which can be written to, as the other arrays
             path_offsets=range_offsets([len(path) for path in self.paths]),
             sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
             image_ids=np.array(self.image_ids, np.int64),
             offsets=range_offsets(self.row_counts),
             classes=np.array([row.class_index for row in self.rows], np.int32),
-            boxes_xywh=np.array([row.box_xywh for row in self.rows], np.float64).reshape(-1, 4),
+            boxes_xywh=boxes.reshape(-1, 4),
             areas=np.array([row.area for row in self.rows], np.float64),
             crowd=np.array([row.crowd for row in self.rows], np.bool_),
             points=np.concatenate([no_points, *polygons]),

@@ -36,23 +36,21 @@ class Problem(NamedTuple):
 class Report:
     """The counts and problems of one scan; `as_dict()` returns the contents of `data_report.json`.
 
-    `instances` does not count crowd regions. `unreadable` are images that cannot be used, or whose
-    label file cannot be read; `no_usable_row` are images that have label rows, but none that can be
-    used: they would count as background. `problems` holds the first 1000, `problem_counts` counts
-    all by kind.
+    Images that were left out are in the lists only, not in the counts.
     """
 
     images: int
-    background: int
+    background: int  # images without rows
     without_label_file: int
-    instances: int
+    instances: int  # without crowd regions
     crowd: int
     polygons: int
     instances_per_class: tuple[tuple[str, int], ...]
-    unreadable: tuple[str, ...]
+    unreadable: tuple[str, ...]  # images that cannot be used, or whose label file cannot be read
+    # images that have label rows, but none that can be used: they would count as background
     no_usable_row: tuple[str, ...]
-    problem_counts: tuple[tuple[str, int], ...]
-    problems: tuple[Problem, ...]
+    problem_counts: tuple[tuple[str, int], ...]  # of all, by kind
+    problems: tuple[Problem, ...]  # the first LISTED_PROBLEMS
     cache: str = "no cache"
     run_folders: tuple[str, ...] = ()  # sentences that say which results of runs were left out
 
@@ -65,31 +63,33 @@ class Report:
         result["unreadable"] = list(self.unreadable)
         result["no_usable_row"] = list(self.no_usable_row)
         result["run_folders"] = list(self.run_folders)
-        result["not_listed"] = sum(count for _, count in self.problem_counts) - len(self.problems)
+
+        all_problems = sum(count for _, count in self.problem_counts)
+        result["not_listed"] = all_problems - len(self.problems)
         return result
 
     def summary(self) -> str:
         """Return one line for the log."""
-        missing = self.without_label_file
-        unlabeled = f", {missing:,} of them without a label file" if missing else ""
+        background = f"{self.background:,} background"
+        if self.without_label_file:
+            background += f", {self.without_label_file:,} of them without a label file"
+
         used = sum(count > 0 for _, count in self.instances_per_class)
+        classes = counted(len(self.instances_per_class), "class")
         line = (
-            f"{counted(self.images, 'image')} ({self.background:,} background{unlabeled}), "
-            f"{counted(self.instances, 'box')} in {used:,} of "
-            f"{counted(len(self.instances_per_class), 'class')}"
+            f"{counted(self.images, 'image')} ({background}), "
+            f"{counted(self.instances, 'box')} in {used:,} of {classes}"
         )
         if self.crowd:
             line += f", {self.crowd:,} crowd regions"
-        counts = ", ".join(
-            f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE
-        )
-        return f"{line}{'; ' if counts else ''}{counts} [{self.cache}]"
+
+        problems = [f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE]
+        if problems:
+            line += f"; {', '.join(problems)}"
+        return f"{line} [{self.cache}]"
 
     def first_problem(self) -> str:
-        """Return the first problem that is not a note, with its file and line.
-
-        "" if there is none.
-        """
+        """Return the first problem that is not a note, with its file and line; "" for none."""
         return first_of(self.problems)
 
     def with_cache(self, state: str, run_folders: Iterable[Problem] = ()) -> "Report":
@@ -102,15 +102,16 @@ class Report:
 
 
 def first_of(problems: Iterable[Problem]) -> str:
-    """Return the first problem that is not a note, as text of at most 600 characters.
-
-    "" if there is none.
+    """Return the first problem that is not a note, in at most 600 characters; "" for none.
 
     >>> note = Problem(NOTE, "a.jpg", "no label file")
     >>> first_of([note, Problem(ROW_DROPPED, "b.txt line 2", "4 values")])
     'b.txt line 2: 4 values'
     """
-    return next((excerpt(str(problem), 600) for problem in problems if problem.kind != NOTE), "")
+    for problem in problems:
+        if problem.kind != NOTE:
+            return excerpt(str(problem), 600)
+    return ""
 
 
 def report_from_dict(values: dict[str, Any]) -> Report:

@@ -431,7 +431,16 @@ def _report(
     without_file: int,
     problems: ProblemLog,
 ) -> Report:
-    """Return the report of the labels and the problems."""
+    """Return the report of the labels and the problems.
+
+    Args:
+        labels: of the usable images.
+        names: the class names.
+        unreadable: images that cannot be used.
+        no_usable_row: images with label rows, none of which can be used.
+        without_file: the number of images without label file.
+        problems: all problems.
+    """
     counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
     rows_per_image = np.diff(labels.offsets)
     points_per_row = np.diff(labels.point_offsets)
@@ -511,7 +520,15 @@ def _to_cache(
     stored: scan_cache.StoredScan,
     state: str,
 ) -> str:
-    """Store the scan; return `state`, or the reason if it cannot be stored: that is no error."""
+    """Store the scan; return `state`, or the reason if it cannot be stored: that is no error.
+
+    Args:
+        cache_dir: the folder of the caches.
+        sources: of the scan.
+        names: the class names.
+        stored: the scan.
+        state: of the cache, for the log.
+    """
     try:
         scan_cache.store(scan_cache.cache_file(cache_dir, sources, names), stored)
     except OSError as error:

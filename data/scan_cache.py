@@ -107,19 +107,19 @@ def load(file: Path) -> StoredScan | None:
 def _unpacked(data: bytes) -> StoredScan:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         # `store` does not compress
-        if sum(entry.file_size for entry in archive.infolist()) > len(data):
+        size = sum(entry.file_size for entry in archive.infolist())
+        if size > len(data):
             raise ValueError("it would unpack to more bytes than it has")
+
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    texts = {
-        name: arrays.pop(name).tobytes().decode() for name in ("report", "fingerprint", "listed")
-    }
+    texts = {}
+    for name in ("report", "fingerprint", "listed"):
+        texts[name] = arrays.pop(name).tobytes().decode()
+
     listed = json.loads(texts["listed"])
     if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
         raise ValueError("its list of images is not a list of strings")
-    return StoredScan(
-        Labels(**arrays),
-        report_from_dict(json.loads(texts["report"])),
-        texts["fingerprint"],
-        listed,
-    )
+    labels = Labels(**arrays)
+    report = report_from_dict(json.loads(texts["report"]))
+    return StoredScan(labels, report, texts["fingerprint"], listed)

@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--val", type=int, default=200, help="number of validation images")
     parser.add_argument("--size", type=int, default=320, help="side of the images in pixels")
     flags = parser.parse_args(arguments)
+
     try:
         root = generate(
             flags.root, train=flags.train, val=flags.val, size=flags.size, seed=flags.seed
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+
     print(
         f"{root}: {flags.train} training and {flags.val} validation images. Use it with --data "
         f"{root / 'shapes.yaml'}"

@@ -31,6 +31,13 @@ def generate(
     temporary folder beside `root`, which is renamed once complete, so no process sees an incomplete
     data set. If several processes start at once, one of their data sets is kept.
 
+    Args:
+        root: the folder of the data set.
+        train: number of training images.
+        val: number of validation images.
+        size: side of the images in pixels.
+        seed: of all random numbers.
+
     Raises ValueError for settings out of range, and if the folder contains anything except this
     data set.
     """
@@ -86,15 +93,15 @@ def _exists(root: Path, settings: dict[str, int]) -> bool:
         return False
 
     try:
-        found = json.loads((root / MARKER).read_text(encoding="utf-8"))
+        existing = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ValueError(
             f"{root} exists but is not a generated data set of shapes: choose another folder."
         ) from None
-    if found != settings:
+    if existing != settings:
         raise ValueError(
-            f"{root} was generated with {found}, not with {settings}: delete it or choose another "
-            "folder."
+            f"{root} was generated with {existing}, not with {settings}: delete it or choose "
+            "another folder."
         )
     return True
 

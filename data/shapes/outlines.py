@@ -16,8 +16,10 @@ def outline_of(visible: np.ndarray) -> np.ndarray:
     # The box of the mask.
     columns = np.flatnonzero(visible.any(0))
     rows = np.flatnonzero(visible.any(1))
-    x1, x2 = columns[0], columns[-1] + 1
-    y1, y2 = rows[0], rows[-1] + 1
+    x1 = columns[0]
+    x2 = columns[-1] + 1
+    y1 = rows[0]
+    y2 = rows[-1] + 1
     if x2 - x1 < 2 or y2 - y1 < 2:
         return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], np.float64)
 

@@ -23,9 +23,11 @@ NAMES = (
 )
 
 # The difficulty: smaller or more shapes, more occlusion and less contrast make the data set harder.
-MIN_DIAMETER, MAX_DIAMETER = 0.04, 0.8  # diameter as a fraction of the image's side
+MIN_DIAMETER = 0.04  # as a fraction of the image's side
+MAX_DIAMETER = 0.8
 SMALL_ARE_RARE = 0.4  # with 1 diameters are log-uniform, below 1 they are larger on average
-MEAN_EXTRA_SHAPES, MAX_SHAPES = 2.3, 7  # min(1 + Poisson(mean), most) shapes per image
+MEAN_EXTRA_SHAPES = 2.3  # min(1 + Poisson(mean), MAX_SHAPES) shapes per image
+MAX_SHAPES = 7
 EMPTY_SHARE = 0.05  # fraction of images without shapes
 OUTLINED_SHARE = 0.1  # fraction of outlined shapes, among the classes and sizes that allow it
 NEVER_OUTLINED = ("circle", "ring", "crescent", "checker")  # an outlined circle would be a ring
@@ -82,7 +84,8 @@ def _plan_shape(random: np.random.Generator, size: int, others: list[Shape]) -> 
     # The outline: stretched, turned and moved to that position.
     angle = float(random.uniform(-LARGEST_TURN, LARGEST_TURN))
     stretch = np.exp(random.uniform(-0.2, 0.2))
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     turn = np.array([[cos, sin], [-sin, cos]])
     scale = diameter / 2 * np.array([stretch**0.5, stretch**-0.5])
     loops = tuple(loop * scale @ turn + center for loop in unit_loops(name))
