@@ -62,9 +62,10 @@ class CachedImages:
     def __init__(
         self, path: str, sizes: NDArray[np.int32], mark: bytes, owner: object = None
     ) -> None:
-        """sizes: [M, 2] width, height.
+        """Map the file.
 
-        mark: the digest at the end of the file. owner: keeps an anonymous file open.
+        sizes: [M, 2] width, height. mark: the digest at the end of the file. owner: keeps an
+        anonymous file open.
 
         Raises OSError or ValueError if the file does not exist or ends with another mark.
         """
@@ -120,8 +121,9 @@ class DeviceImages:
 
 
 def offsets_of(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the byte offset of each image of `sizes` [M, 2] (width, height), and the end of the
-    last: [M + 1].
+    """Return the byte offset of each image, and the end of the last: [M + 1].
+
+    sizes: [M, 2], width and height.
 
     >>> offsets_of(np.array([[2, 1], [4, 3]])).tolist()
     [0, 6, 42]
@@ -140,13 +142,21 @@ def open_base_images(
     spills: bool = False,
     pastes: bool = False,
 ) -> dict[str, Reader | DeviceImages]:
-    """Return a reader of base images for each split: a cache (`where`: auto, ram, disk, device or
-    off) or their files.
+    """Return a reader of base images for each split: a cache, or their files.
 
-    folder: the cache folder on disk, None if there is none. spills: whether images that do not fit
-    into memory may be cached on disk instead. The first process of each machine creates missing
-    caches, the others map them. If there is not enough room, the next best option is used, and
-    `say` reports it. pastes: whether the augmentation uses copy-paste, which GPUs cannot draw.
+    The first process of each machine creates missing caches, the others map them. If there is not
+    enough room, the next best option is used, and `say` reports it.
+
+    Args:
+        labels: of each split, by name.
+        image_size: side of the canvases that the images are resized for, in pixels.
+        world: this process and the others.
+        say: receives log lines.
+        where: what was asked for: auto, ram, disk, device or off.
+        folder: the cache folder on disk, None if there is none.
+        spills: whether images that do not fit into memory may be cached on disk instead.
+        pastes: whether the augmentation uses copy-paste, which GPUs cannot draw.
+
     Raises ValueError for `device` with copy-paste, and as DecodedImages does, for an image that is
     damaged or was replaced.
     """
@@ -230,6 +240,14 @@ def _make_caches(
     """Create or open the caches of this machine.
 
     Return none if there is no room, or the folder is not writable.
+
+    Args:
+        splits: the images.
+        where: what was asked for.
+        folder: the cache folder on disk, None if there is none.
+        spills: whether images that do not fit into memory may be cached on disk instead.
+        progress: show a bar on a terminal.
+        say: receives a log line.
     """
     # The free bytes of each place that may be used.
     size = sum(split.size for split in splits)
@@ -296,7 +314,12 @@ def _describe_choice(
 ) -> str:
     """Return a line for the log, "" for none.
 
-    unwritable: why the cache folder cannot be used, "" if it can.
+    Args:
+        where: what was asked for.
+        place: what was chosen.
+        size: bytes of the images.
+        free: free bytes of each place that may be used.
+        unwritable: why the cache folder cannot be used, "" if it can.
     """
     if where == OFF:
         return ""
@@ -327,8 +350,9 @@ def _describe_choice(
 
 
 def _why_unwritable(folder: Path) -> str:
-    """Return why nothing can be created in a folder, or in the parent that it would be created in;
-    "" if it can.
+    """Return why nothing can be created in a folder, "" if something can.
+
+    A folder that does not exist would be created in the first of its parents that does.
     """
     existing = next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)
     try:
@@ -409,11 +433,15 @@ class _Split:
         """
         file = self.file(folder)
         part = file.with_name("part")
-        if images := self.open_first([str(file)]):  # before the lock, which needs a writable folder
+        images = self.open_first([str(file)])  # before the lock, which needs a writable folder
+        if images:
             return images
+
         with exclusive_access(file.parent):
-            if images := self.open_first([str(file)]):
+            images = self.open_first([str(file)])  # another process has made it meanwhile
+            if images:
                 return images
+
             for old in file.parent.iterdir():
                 if old.name != "lock":
                     remove_unused(old)
@@ -426,9 +454,7 @@ class _Split:
             return CachedImages(str(file), self.source.sizes, self.mark)
 
     def _fill(self, path: str, progress: bool) -> None:
-        """Write the images into a file of the right size, and the mark after they have reached the
-        disk.
-        """
+        """Write the images into a file of the right size; the mark once they are on the disk."""
         pixels = np.memmap(path, np.uint8, "r+")
         offsets = offsets_of(self.source.sizes)
 
@@ -451,9 +477,7 @@ class _Split:
 def _reserve(file: Path, size: int) -> None:
     """Create a file of `size` bytes with its disk space reserved.
 
-    A mapped write to a full disk kills the process.
-
-    Raises OSError if the disk is full.
+    A mapped write to a full disk kills the process. Raises OSError if the disk is full.
     """
     with file.open("xb") as stream:
         if hasattr(os, "posix_fallocate"):

@@ -256,7 +256,15 @@ class EvaluationSampler:
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        """ratios: height / width of every image, [N]; the others as in TrainSampler."""
+        """Cut the batches of this process.
+
+        Args:
+            ratios: height / width of every image, [N].
+            batch_size: the number of images in each batch.
+            shapes: the canvas of each ratio.
+            rank: number of this process.
+            size: number of processes.
+        """
         canvas_of = {ratio: shapes.shape(np.array([ratio])) for ratio in np.unique(ratios).tolist()}
 
         # By ratio, so images of one shape are adjacent. Each run of them is cut into batches.

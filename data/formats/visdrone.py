@@ -137,7 +137,16 @@ def _clipped(
 ) -> tuple[tuple[float, float, float, float], int]:
     """Return the part of a box inside the image, and by how many pixels the box was outside.
 
-    The box is left, top, width, height, before and after. Raises BadRowError if nothing is inside.
+    The box is left, top, width, height, before and after.
+
+    Args:
+        left: of the box, in pixels, as the next three.
+        top: of the box.
+        width: of the box.
+        height: of the box.
+        size: width and height of the image.
+
+    Raises BadRowError if nothing is inside.
     """
     if min(width, height) < 1:
         raise BadRowError(f"box has width {width} and height {height}, must be positive")

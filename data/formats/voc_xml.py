@@ -176,7 +176,17 @@ def _is_difficult(voc_object: VocObject) -> bool:
 def _row(
     class_index: int, corners: tuple[float, ...], difficult: bool, size: tuple[int, int], line: int
 ) -> tuple[LabelRow, float]:
-    """Return the row clipped to the image, and by how many pixels it was outside."""
+    """Return the row clipped to the image, and by how many pixels it was outside.
+
+    Args:
+        class_index: of the object.
+        corners: xmin, ymin, xmax, ymax as in the file.
+        difficult: whether the object is ignored.
+        size: width and height of the image.
+        line: of the object in the file.
+
+    Raises BadRowError if nothing is inside.
+    """
     # The first pixel is number 1, and starts at 0.
     xmin, ymin, x2, y2 = corners
     x1 = xmin - 1

@@ -1,5 +1,6 @@
-"""YOLO label files: a row per object, `class cx cy w h` or `class x1 y1 x2 y2 x3 y3 ...`, in
-fractions of the image.
+"""YOLO label files: a row per object, in fractions of the image.
+
+A row is `class cx cy w h`, a box, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon.
 """
 
 import codecs
