@@ -1,5 +1,8 @@
 """COCO's average precision and recall for boxes: pycocotools' COCOeval without its loops.
 
+COCOeval's three steps are `match_detections` (evaluateImg), `precision_and_recall` (accumulate) and
+`summarize`.
+
 Legend: K classes, A area ranges, T IoU thresholds, R recall points, M limits on detections per
 image and class.
 
@@ -36,32 +39,36 @@ class CocoResult:
 
     @property
     def ap_per_iou(self) -> list[float]:
-        """AP at each of the ten IoU thresholds .50, .55 ... .95."""
+        """Return AP at each of the ten IoU thresholds .50, .55 ... .95."""
         return [mean_of_known(at_threshold[:, :, 0, -1]) for at_threshold in self.precision]
 
     @property
     def per_class(self) -> dict[int, dict[str, float]]:
-        """The twelve numbers of each class, by class id, and its `images` and `instances`."""
+        """Return the twelve numbers, `images` and `instances` of each class, by class id."""
         table = {}
         for k, class_id in enumerate(self.class_ids.tolist()):
             precision = self.precision[:, :, k : k + 1]
             recall = self.recall[:, k : k + 1]
-            counts = {"images": int(self.images[k]), "instances": int(self.instances[k])}
-            table[class_id] = summarize(precision, recall) | counts
+            row = summarize(precision, recall)
+
+            row["images"] = int(self.images[k])
+            row["instances"] = int(self.instances[k])
+            table[class_id] = row
         return table
 
 
 def evaluate_boxes(
     truth: GroundTruth, detections: Detections, *, image_ids: Ids, class_ids: Ids
 ) -> CocoResult:
-    """COCO's numbers for detections against ground truth, over the given images and classes.
+    """Return COCO's numbers for detections against ground truth, over these images and classes.
 
     Rows of other images and classes are ignored.
 
     >>> truth = GroundTruth([7], [0], [[10, 10, 50, 50]], [2500], [False])
-    >>> found = Detections([7, 7], [0, 0], [[10, 10, 50, 50], [300, 300, 9, 9]], [0.8, 0.9])
+    >>> boxes = [[10, 10, 50, 50], [300, 300, 9, 9]]
+    >>> detections = Detections([7, 7], [0, 0], boxes, [0.8, 0.9])
     >>> # the false positive ranks first
-    >>> evaluate_boxes(truth, found, image_ids=[7], class_ids=[0]).stats["AP"]
+    >>> evaluate_boxes(truth, detections, image_ids=[7], class_ids=[0]).stats["AP"]
     0.5
     """
     matches = match_detections(truth, detections, image_ids=image_ids, class_ids=class_ids)
@@ -79,10 +86,12 @@ def evaluate_boxes(
 def precision_and_recall(
     matches: DetectionMatches, limits: Sequence[int] = MAX_DETECTIONS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M].
+    """Return precision float64 [T, R, K, A, M] at RECALL_POINTS, and recall float64 [T, K, A, M].
 
-    -1 without ground truth. Precision at a recall is the best precision at that recall or a higher
-    one. limits: M numbers of detections per image and class, ascending.
+    Precision at a recall is the best precision at that recall or a higher one. Both are -1 without
+    ground truth.
+
+    limits: M numbers of detections per image and class, ascending.
 
     Source: COCOeval.accumulate.
     """
@@ -107,11 +116,14 @@ def precision_and_recall(
 
 
 def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
-    """COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3].
+    """Return COCO's twelve numbers from precision [10, 101, K, 4, 3] and recall [10, K, 4, 3].
 
-    -1 without ground truth.
+    Each is the mean over all classes and recall points that it covers; -1 without ground truth.
+
+    Source: COCOeval.summarize.
     """
-    average = {
+    # Area ranges are 0 all, 1 small, 2 medium, 3 large; limits 0, 1, 2 are 1, 10, 100 detections.
+    averaged = {
         "AP": precision[..., 0, 2],
         "AP50": precision[0, ..., 0, 2],
         "AP75": precision[5, ..., 0, 2],
@@ -125,11 +137,11 @@ def summarize(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
         "ARm": recall[..., 2, 2],
         "ARl": recall[..., 3, 2],
     }
-    return {name: mean_of_known(values) for name, values in average.items()}
+    return {name: mean_of_known(values) for name, values in averaged.items()}
 
 
 def format_summary(stats: Mapping[str, float]) -> str:
-    """Twelve lines of name, value and meaning; "-" for a value without ground truth.
+    """Return twelve lines of name, value and meaning; "-" for a value without ground truth.
 
     >>> print(format_summary(dict.fromkeys(SUMMARY_MEANING, 0.5)).splitlines()[1])
     AP50    0.5000  average precision, IoU 0.50, all areas, 100 detections
@@ -163,31 +175,39 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
     """Write precision [T, R, K, A] and recall [T, K, A] of classes that have ground truth."""
     A, T, _ = matches.true_positive.shape
     K = matches.truths.shape[1]
-    classes = matches.classes
-    class_starts = np.searchsorted(classes, np.arange(K))
+    class_starts = np.searchsorted(matches.classes, np.arange(K))
     for a in range(A):
-        truths = matches.truths[a]
-        known = truths > 0
+        truths = matches.truths[a]  # [K]
+        has_truth = truths > 0
         needed = _hits_needed(truths)
         for t in range(T):
-            true_positive = matches.true_positive[a, t]
-            counted = matches.counted[a, t]
-            best, hits = _envelope(true_positive, counted, classes, class_starts, needed)
-            precision[t, :, known, a] = best[known]
-            recall[t, known, a] = hits[known] / truths[known]
+            best, hits = _envelope(
+                matches.true_positive[a, t],
+                matches.counted[a, t],
+                matches.classes,
+                class_starts,
+                needed,
+            )
+            precision[t, :, has_truth, a] = best[has_truth]
+            recall[t, has_truth, a] = hits[has_truth] / truths[has_truth]
 
 
 def _hits_needed(truths: np.ndarray) -> np.ndarray:
     """Return the fewest true positives that reach each recall point, int64 [K, R].
 
-    The smallest n >= 1 with n / truths >= recall.
+    That is the smallest n >= 1 with n / truths >= recall.
+
+    truths: int64 [K].
     """
-    total = np.maximum(truths, 1)[:, None]
+    total = np.maximum(truths, 1)[:, None]  # [K, 1]
     recall = np.asarray(RECALL_POINTS)
-    # the product may round across an integer, in either direction
     needed = np.ceil(recall * total).astype(np.int64)
-    needed -= (needed - 1) / total >= recall
-    needed += needed / total < recall
+
+    # The product may have rounded across an integer, in either direction.
+    one_less_suffices = (needed - 1) / total >= recall
+    needed -= one_less_suffices
+    is_too_low = needed / total < recall
+    needed += is_too_low
     return np.maximum(needed, 1)
 
 
@@ -198,10 +218,10 @@ def _envelope(
     class_starts: np.ndarray,
     needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Best precision at each recall or a higher one, float64 [K, R], and true positives, int64 [K].
+    """Return the best precision at each recall or a higher one, and the number of true positives.
 
-    For one area range and threshold. Only the precision at true positives matters: between two of
-    them it falls.
+    float64 [K, R] and int64 [K], for one area range and IoU threshold. Only the precision at true
+    positives matters: between two of them it falls.
 
     Args:
         true_positive, counted: bool [D].
@@ -213,29 +233,32 @@ def _envelope(
     if K == 0:
         return np.zeros((K, R)), np.zeros(K, np.int64)
 
-    # H hits: the true positives, each the nth of its class.
+    # The true positives, H hits in all. Each is the nth of its class, from 1.
     positions = np.flatnonzero(true_positive)  # [H]
-    class_of = classes[positions]
+    class_of = classes[positions]  # [H]
     hits = np.bincount(class_of, minlength=K)  # [K]
-    first_hit = np.cumsum(hits) - hits
-    nth = np.arange(1, len(positions) + 1) - first_hit[class_of]
+    first_hit = np.cumsum(hits) - hits  # [K]
+    number = np.arange(len(positions))
+    nth = number + 1 - first_hit[class_of]
 
-    # Precision at each hit: n true positives of all positives of the class so far.
-    positives_before = np.concatenate([[0], np.cumsum(counted)])  # true and false ones  [D + 1]
-    positives = positives_before[positions + 1] - positives_before[class_starts[class_of]]
-    precision = nth / (positives + np.spacing(1))
+    # Precision at each hit: true positives among all positives of its class so far.  [H]
+    positives_before = np.concatenate([[0], np.cumsum(counted)])  # [D + 1]
+    up_to_hit = positives_before[positions + 1]
+    up_to_class = positives_before[class_starts[class_of]]
+    precision = nth / (up_to_hit - up_to_class + np.spacing(1))
 
-    # One zero after the last hit of each class: the precision at recalls that the class never
-    # reaches.
+    # One zero after the last hit of each class: its precision at recalls that it never reaches.
     padded = np.zeros(len(positions) + K)
-    padded[np.arange(len(positions)) + class_of] = precision
+    padded[number + class_of] = precision
     first_padded = first_hit + np.arange(K)
 
-    # The best precision from each needed hit to the next one, then from each to the last.  [K, R]
-    nth_needed = np.minimum(needed - 1, hits[:, None])
-    starts = first_padded[:, None] + nth_needed
-    between = np.maximum.reduceat(padded, starts.ravel()).reshape(K, R)
-    best = np.maximum.accumulate(between[:, ::-1], axis=1)[:, ::-1]
+    # The hit that reaches each recall point, or that zero.  [K, R]
+    reached = np.minimum(needed - 1, hits[:, None])
+    starts = first_padded[:, None] + reached
+
+    # The best precision from there to the next recall point, then from there to the last one.
+    best_between = np.maximum.reduceat(padded, starts.ravel()).reshape(K, R)
+    best = np.maximum.accumulate(best_between[:, ::-1], axis=1)[:, ::-1]
     return best, hits
 
 

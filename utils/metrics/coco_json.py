@@ -27,7 +27,7 @@ class CocoFiles(NamedTuple):
     categories: list[int | str]
 
     def evaluate(self) -> CocoResult:
-        """COCO's numbers of these files; its class ids are positions in `categories`."""
+        """Return COCO's numbers of these files; its class ids are positions in `categories`."""
         images = np.arange(len(self.images))
         classes = np.arange(len(self.categories))
         return evaluate_boxes(self.truth, self.detections, image_ids=images, class_ids=classes)
@@ -140,7 +140,7 @@ def _rows(content: Any, name: str, path: str | Path) -> list[Any]:
 
 
 def _named(rows: list[Any], name: str, path: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row, and its position as text for error messages.
+    """Yield each row, and its position as text for error messages.
 
     Raises: ValueError if a row is not an object.
     """
@@ -198,7 +198,7 @@ def _box(row: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _columns(rows: list[tuple], width: int) -> Iterator[Any]:
-    """Rows turned into columns; `width` empty ones if there are no rows."""
+    """Return rows turned into columns; `width` empty ones if there are no rows."""
     if not rows:
         return iter([()] * width)
     return zip(*rows, strict=True)

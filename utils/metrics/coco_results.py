@@ -74,20 +74,22 @@ def coco_results(
     image_ids: NDArray[np.int64],
     paths: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """COCO's list of results, with unrounded numbers and the file name of each image.
+    """Return COCO's list of results, with unrounded numbers and the file name of each image.
 
     category_ids: [K], the id of each class. image_ids [M], paths: of all images.
     """
-    file_names = {i: Path(path).name for i, path in zip(image_ids.tolist(), paths, strict=True)}
-    columns = zip(
-        detections.image_ids.tolist(),
-        category_ids[detections.class_ids].tolist(),
-        detections.boxes_xywh.tolist(),
-        detections.scores.tolist(),
-        strict=True,
-    )
+    file_names = {}
+    for image_id, path in zip(image_ids.tolist(), paths, strict=True):
+        file_names[image_id] = Path(path).name
+
+    # Lists, of Python's own numbers, are much faster to go through than arrays.
+    images = detections.image_ids.tolist()
+    categories = category_ids[detections.class_ids].tolist()
+    boxes = detections.boxes_xywh.tolist()
+    scores = detections.scores.tolist()
+
     results = []
-    for image_id, category_id, box, score in columns:
+    for image_id, category_id, box, score in zip(images, categories, boxes, scores, strict=True):
         results.append(coco_row(image_id, category_id, box, score, file_names[image_id]))
     return results
 
@@ -95,7 +97,7 @@ def coco_results(
 def coco_row(
     image_id: int, category_id: int, box_xywh: list[float], score: float, file_name: str
 ) -> dict[str, Any]:
-    """One result of COCO's list.
+    """Return one result of COCO's list.
 
     Args:
         image_id, category_id: as in the ground truth.
@@ -108,7 +110,7 @@ def coco_row(
 
 
 def check_with_pycocotools(truth: Path, results: Path, ours: Mapping[str, float]) -> str:
-    """A line with pycocotools' AP and AP50 of the two files, and the largest difference from ours.
+    """Return a line with pycocotools' AP and AP50 of two files, and how much ours differ at most.
 
     ours: the 12 numbers, in pycocotools' order.
     """
@@ -143,13 +145,22 @@ def write_coco(
     names: Sequence[str],
     category_ids: NDArray[np.int64],
 ) -> str:
-    """Write predictions.json and ground_truth.json in COCO's formats.
+    """Write predictions.json and ground_truth.json, and return a line with pycocotools' numbers.
 
-    Returns a line with pycocotools' numbers of both. stats: our 12 numbers, for the comparison. The
-    other arguments are those of `coco_ground_truth` and `coco_results`.
+    Args:
+        folder: of both files.
+        truth, detections: what they contain.
+        stats: our 12 numbers, in pycocotools' order, to be compared with its own.
+        image_ids: [M].
+        sizes: [M, 2] width, height of the images.
+        paths: of the M images.
+        names: of the K classes.
+        category_ids: [K], the id of each class.
     """
-    expected = folder / "ground_truth.json"
-    found = folder / "predictions.json"
-    write_json(expected, coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids))
-    write_json(found, coco_results(detections, category_ids, image_ids, paths))
-    return check_with_pycocotools(expected, found, stats)
+    truth_file = folder / "ground_truth.json"
+    truth_content = coco_ground_truth(truth, image_ids, sizes, paths, names, category_ids)
+    write_json(truth_file, truth_content)
+
+    results_file = folder / "predictions.json"
+    write_json(results_file, coco_results(detections, category_ids, image_ids, paths))
+    return check_with_pycocotools(truth_file, results_file, stats)

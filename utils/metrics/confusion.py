@@ -18,10 +18,13 @@ def confusion_matrix(
 ) -> np.ndarray:
     """Return the confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
 
-    The last row and the last column are background. Detections of score `confidence` or more and
-    ground truths of the same image are matched one to one, highest IoU first, whatever their
-    classes. A detection without a match counts in the background column, unless a crowd of its
-    class covers at least `iou` of it. A ground truth without a match counts in the background row.
+    The last row and the last column are background:
+
+    - Detections of score `confidence` or more and ground truths of the same image are matched one
+      to one, highest IoU first, whatever their classes.
+    - A detection without a match counts in the background column, unless a crowd of its class
+      covers at least `iou` of it.
+    - A ground truth without a match counts in the background row.
 
     Args:
         truth, detections: rows of other classes are left out.
@@ -39,27 +42,32 @@ def confusion_matrix(
     # Ground truths and detections that count. Crowds are not matched.
     classes = np.unique(class_ids)
     truth = _pick_truth(truth, np.isin(truth.class_ids, classes))
-    real = _pick_truth(truth, ~truth.crowd)
+    objects = _pick_truth(truth, ~truth.crowd)
     crowds = _pick_truth(truth, truth.crowd)
-    known = np.isin(detections.class_ids, classes)
-    detections = _pick_detections(detections, known & (detections.scores >= confidence))
+    is_known = np.isin(detections.class_ids, classes)
+    is_confident = detections.scores >= confidence
+    detections = _pick_detections(detections, is_known & is_confident)
 
-    matched, matched_truths = _match_one_to_one(_pairs_in_images(real, detections, iou))
+    # The rows of matched detections and of their objects.
+    pairs = _pairs_in_images(objects, detections, iou)
+    matched, matched_objects = _match_one_to_one(pairs)
 
-    # False positives and missed objects.
-    unmatched = np.ones(len(detections.scores), bool)
-    unmatched[matched] = False
-    unmatched[_covered_by_own_crowd(crowds, detections, iou)] = False
-    unmatched_truths = np.ones(len(real.areas), bool)
-    unmatched_truths[matched_truths] = False
+    # False positives.
+    is_false = np.ones(len(detections.scores), bool)
+    is_false[matched] = False
+    is_false[_covered_by_own_crowd(crowds, detections, iou)] = False
+
+    # Missed objects.
+    is_missed = np.ones(len(objects.areas), bool)
+    is_missed[matched_objects] = False
 
     K = len(classes)  # also the index of background
     predicted = np.searchsorted(classes, detections.class_ids)
-    true = np.searchsorted(classes, real.class_ids)
+    true = np.searchsorted(classes, objects.class_ids)
     matrix = np.zeros((K + 1, K + 1), np.int64)
-    np.add.at(matrix, (predicted[matched], true[matched_truths]), 1)
-    matrix[:K, K] = np.bincount(predicted[unmatched], minlength=K)
-    matrix[K, :K] = np.bincount(true[unmatched_truths], minlength=K)
+    np.add.at(matrix, (predicted[matched], true[matched_objects]), 1)
+    matrix[:K, K] = np.bincount(predicted[is_false], minlength=K)
+    matrix[K, :K] = np.bincount(true[is_missed], minlength=K)
     return matrix
 
 
@@ -72,7 +80,10 @@ def _pick_detections(detections: Detections, kept: np.ndarray) -> Detections:
 
 
 def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> Pairs:
-    """Overlapping pairs in each image, of any classes, highest IoU first, then highest score."""
+    """Return the overlapping pairs in each image, highest IoU first, then highest score.
+
+    Pairs of any two classes. Those of an IoU below `iou` are left out.
+    """
     # overlapping_pairs needs ground truths sorted by group, here by image
     order = np.argsort(truth.image_ids, kind="stable")
     pairs = overlapping_pairs(
@@ -91,7 +102,7 @@ def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> 
 
 
 def _match_one_to_one(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Rows of the matched detections and of their ground truths.
+    """Return the rows of the matched detections and those of their ground truths.
 
     Pairs are taken in order, each box once.
     """
@@ -105,7 +116,7 @@ def _match_one_to_one(pairs: Pairs) -> tuple[list[int], list[int]]:
 
 
 def _covered_by_own_crowd(crowds: GroundTruth, detections: Detections, share: float) -> np.ndarray:
-    """Rows of the detections that a crowd of their class covers by at least `share`, int64 [n]."""
-    pairs = _pairs_in_images(crowds, detections, share)
-    same = crowds.class_ids[pairs.truth] == detections.class_ids[pairs.detection]
-    return np.unique(pairs.detection[same])
+    """Return the rows of detections that a crowd of their class covers by at least `share`."""
+    pairs = _pairs_in_images(crowds, detections, share)  # the IoU with a crowd is that share
+    is_own = crowds.class_ids[pairs.truth] == detections.class_ids[pairs.detection]
+    return np.unique(pairs.detection[is_own])

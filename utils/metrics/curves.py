@@ -40,20 +40,23 @@ class OperatingCurves:
 
     @property
     def ap50(self) -> np.ndarray:
-        """COCO's AP at IoU 0.5 of each class, float64 [K]."""
+        """Return COCO's AP at IoU 0.5 of each class, float64 [K]."""
         return self.pr_precision.mean(axis=1)
 
     def drawn(self) -> tuple[np.ndarray, ...]:
-        """confidence, precision, recall, f1, pr_recall, pr_precision, as `plot_curves` takes them.
+        """Return the curves as `plot_curves` takes them: NaN for classes without ground truth.
 
-        NaN for classes without ground truth.
+        They are confidence, precision, recall, f1, pr_recall and pr_precision.
         """
-        has_truth = self.has_truth[:, None]
-        precision = np.where(has_truth, self.precision, np.nan)
-        recall = np.where(has_truth, self.recall, np.nan)
-        f1 = np.where(has_truth, self.f1, np.nan)
-        pr_precision = np.where(has_truth, self.pr_precision, np.nan)
+        precision = self._nan_without_truth(self.precision)
+        recall = self._nan_without_truth(self.recall)
+        f1 = self._nan_without_truth(self.f1)
+        pr_precision = self._nan_without_truth(self.pr_precision)
         return self.confidence, precision, recall, f1, self.pr_recall, pr_precision
+
+    def _nan_without_truth(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows [K, ...] with NaN for classes without ground truth."""
+        return np.where(self.has_truth[:, None], rows, np.nan)
 
     def mean(self, rows: np.ndarray) -> np.ndarray:
         """Return the mean over the classes that have ground truth, [K, ...] to [...].
@@ -68,9 +71,9 @@ def operating_curves(
 ) -> OperatingCurves:
     """Return the curves of these detections, matched as COCO does.
 
-    That is, 100 per image and class, and matches with crowds are not counted. At confidence c the
-    detections of score c or more count. Above the highest score of a class there are none: recall
-    is 0 and precision keeps its last value.
+    At confidence c the detections of score c or more count, of these the best 100 of each image and
+    class, without those that match a crowd. Above the highest score of a class there are none:
+    recall is 0 and precision keeps its last value.
     """
     matches = match_detections(
         truth,
@@ -91,9 +94,11 @@ def operating_curves(
     recall = _ratio(hits, truths[:, None])
     f1 = _ratio(2 * precision * recall, precision + recall)
 
+    # The confidence of the best mean F1.
     mean_f1 = _mean_rows(f1, has_truth)
     best = int(np.argmax(_smooth(mean_f1)))
 
+    # COCO's precision against recall.
     interpolated, _ = precision_and_recall(matches, limits=MAX_DETECTIONS[-1:])  # [1, R, K, 1, 1]
     pr_precision = interpolated[0, :, :, 0, 0].T  # [K, R], -1 without ground truth
 
@@ -113,47 +118,52 @@ def operating_curves(
 
 
 def _counts_at(matches: DetectionMatches, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hits and positives of score `confidence` or more, int64 [K, S] each.
+    """Return the numbers of hits and of positives of score `confidence` or more, int64 [K, S] each.
 
     Hits are true positives, positives are true and false ones.
+
+    confidence: [S].
     """
     # Each class's rows of matches, best score first, are edges[k] to edges[k + 1].
     K = matches.truths.shape[1]
     edges = np.searchsorted(matches.classes, np.arange(K + 1))
 
     # Those of score `confidence` or more are edges[k] to ends[k].
-    ends_of_classes = []
-    for start, stop in pairwise(edges.tolist()):
+    ends = np.zeros((K, len(confidence)), np.int64)
+    for k, (start, stop) in enumerate(pairwise(edges.tolist())):
         scores = matches.scores[start:stop]
-        ends_of_classes.append(start + np.searchsorted(-scores, -confidence, side="right"))
-    ends = np.array(ends_of_classes, dtype=np.int64).reshape(K, len(confidence))
+        ends[k] = start + np.searchsorted(-scores, -confidence, side="right")
 
-    # Counts before each row of matches; a difference of two is the count between them.
     starts = edges[:-1, None]  # [K, 1]
-    hits_before = np.concatenate([[0], np.cumsum(matches.true_positive[0, 0])])
-    positives_before = np.concatenate([[0], np.cumsum(matches.counted[0, 0])])
-    hits = hits_before[ends] - hits_before[starts]
-    positives = positives_before[ends] - positives_before[starts]
+    hits = _count_between(matches.true_positive[0, 0], starts, ends)
+    positives = _count_between(matches.counted[0, 0], starts, ends)
     return hits, positives
 
 
+def _count_between(flags: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return how many flags of bool [D] are set from each start up to, not including, each end."""
+    set_before = np.concatenate([[0], np.cumsum(flags)])  # [D + 1]
+    return set_before[ends] - set_before[starts]
+
+
 def _hold_last(precision: np.ndarray, positives: np.ndarray) -> np.ndarray:
-    """Precision [K, S] that keeps its value beyond the last confidence with detections."""
-    occupied = (positives > 0).sum(axis=1)  # positives never rise with confidence
-    last = np.maximum(occupied - 1, 0)
+    """Return precision [K, S] that keeps its value beyond the last confidence with detections."""
+    # Positives never rise with confidence, so those that are not zero come first.
+    num_occupied = (positives > 0).sum(axis=1)
+    last = np.maximum(num_occupied - 1, 0)
     held = np.minimum(np.arange(precision.shape[1]), last[:, None])
     return np.take_along_axis(precision, held, axis=1)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean over SMOOTHING points of float64 [S], padded with the values at the ends."""
+    """Return the running mean over SMOOTHING points of [S], padded with the values at the ends."""
     padded = np.pad(values, SMOOTHING // 2, mode="edge")
     weights = np.full(SMOOTHING, 1 / SMOOTHING)
     return np.convolve(padded, weights, mode="valid")
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """numerator / denominator, float64, and 0 where the denominator is 0."""
+    """Return numerator / denominator, float64, and 0 where the denominator is 0."""
     numerator = np.asarray(numerator, np.float64)
     numerator, denominator = np.broadcast_arrays(numerator, denominator)
     zeros = np.zeros(numerator.shape)

@@ -43,11 +43,19 @@ class Evaluation:
         return 0.1 * ap50 + 0.9 * ap
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """COCO's 12 numbers, precision, recall, fitness, and the numbers of each class by name."""
+        """Return the content of metrics.json.
+
+        COCO's 12 numbers, precision, recall, fitness, and the numbers of each class by name.
+        """
         rows = self.coco.per_class
         per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
-        operating = {"precision": self.precision, "recall": self.recall, "fitness": self.fitness}
-        return {**self.coco.stats, **operating, "per_class": per_class}
+        return {
+            **self.coco.stats,
+            "precision": self.precision,
+            "recall": self.recall,
+            "fitness": self.fitness,
+            "per_class": per_class,
+        }
 
     @property
     def columns(self) -> dict[str, float]:

@@ -23,20 +23,30 @@ def write_label_files(
 ) -> None:
     """Write a file per image with rows `class cx cy w h [score]`, in [0, 1].
 
-    They are in the same subfolders as the images. paths, image_ids [M], sizes [M, 2] width and
-    height: of all images, also those without detections.
+    They are in the same subfolders as the images. Images without detections get an empty file.
+
+    Args:
+        folder: of the files.
+        detections: of all images.
+        paths: of the M images.
+        image_ids: [M].
+        sizes: [M, 2] width, height of the images.
+        scores: whether the rows end with the score.
     """
     files = [Path(path) for path in paths]
     root = os.path.commonpath([file.parent for file in files])
-    # a.jpg and a.png are two files, a.jpg.txt and a.png.txt
-    stems = Counter(file.with_suffix("") for file in files)
+    stem_count = Counter(file.with_suffix("") for file in files)
+
     for file, image_id, size in zip(files, image_ids, sizes.astype(np.float64), strict=True):
         rows = np.flatnonzero(detections.image_ids == image_id)
         columns = yolo_columns(detections.boxes_xywh[rows], size)
-        text = label_rows(
-            detections.class_ids[rows], columns, detections.scores[rows] if scores else None
-        )
-        stem = file if stems[file.with_suffix("")] > 1 else file.with_suffix("")
+        own_scores = detections.scores[rows] if scores else None
+        text = label_rows(detections.class_ids[rows], columns, own_scores)
+
+        # a.jpg and a.png in one folder get a.jpg.txt and a.png.txt
+        stem = file.with_suffix("")
+        if stem_count[stem] > 1:
+            stem = file
         target = folder / f"{stem.relative_to(root)}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
@@ -50,21 +60,28 @@ def yolo_columns(boxes_xywh: NDArray[np.float64], size: NDArray[np.float64]) -> 
     >>> yolo_columns(np.array([[10.0, 20.0, 20.0, 40.0]]), np.array([100.0, 200.0])).tolist()
     [[0.2, 0.2, 0.2, 0.2]]
     """
-    corners, extents = boxes_xywh[:, :2], boxes_xywh[:, 2:]
-    return np.concatenate([(corners + extents / 2) / size, extents / size], 1)
+    low = boxes_xywh[:, :2]
+    extent = boxes_xywh[:, 2:]
+    center = low + extent / 2
+    return np.concatenate([center / size, extent / size], 1)
 
 
 def label_rows(
     class_ids: NDArray[np.int64], columns: NDArray[np.float64], scores: NDArray[np.float64] | None
 ) -> str:
-    r"""The text of a label file: a line per detection with its class, its columns [D, 4] and its
-    score, if given.
+    r"""Return the text of a label file: a line per detection.
+
+    It has the class, the columns [D, 4], and the score if there are scores.
 
     >>> label_rows(np.array([3]), np.array([[0.5, 0.25, 1 / 3, 1.0]]), np.array([0.9]))
     '3 0.5 0.25 0.333333 1 0.9\n'
     """
-    numbers = columns if scores is None else np.concatenate([columns, scores[:, None]], 1)
-    rows = zip(class_ids.tolist(), numbers.tolist(), strict=True)
-    return "".join(
-        f"{class_id} {' '.join(f'{v:.6g}' for v in values)}\n" for class_id, values in rows
-    )
+    numbers = columns
+    if scores is not None:
+        numbers = np.concatenate([columns, scores[:, None]], 1)  # [D, 5]
+
+    lines = []
+    for class_id, values in zip(class_ids.tolist(), numbers.tolist(), strict=True):
+        cells = [f"{value:.6g}" for value in values]
+        lines.append(f"{class_id} {' '.join(cells)}\n")
+    return "".join(lines)

@@ -31,10 +31,10 @@ PAIRS_AT_ONCE = 1 << 20  # bounds the memory of one block of box pairs to about 
 
 @dataclass(frozen=True)
 class DetectionMatches:
-    """The match of each detection.
+    """What became of each detection: a true positive, a false positive, or not counted.
 
-    Detections are ordered by class, then descending score, then image id, then input order. One
-    that is counted and not a true positive is a false positive.
+    A false positive is counted and not a true positive. Detections are ordered by class, then
+    descending score, then image id, then input order.
     """
 
     rows: np.ndarray  # int64 [D], the detection's row in the given Detections
@@ -47,7 +47,7 @@ class DetectionMatches:
     images: np.ndarray  # int64 [K], number of images with one of the first area range
 
     def top_k(self, limit: int) -> DetectionMatches:
-        """These matches with at most `limit` detections per image and class.
+        """Return these matches with at most `limit` detections per image and class.
 
         The same object if there are no more.
         """
@@ -78,11 +78,15 @@ def match_detections(
 ) -> DetectionMatches:
     """Match the most confident detections of each image and class, as in COCOeval.evaluateImg.
 
-    The most confident detection is matched first, to the unmatched ground truth of highest IoU; of
-    equal IoUs, to the last one. A ground truth to be ignored (a crowd, or its area is out of range)
-    is taken only if there is no other, and then the detection is not counted. A crowd may be
-    matched any number of times. A detection without a match that is itself out of range is not
-    counted either.
+    For each area range and each IoU threshold:
+
+    - A ground truth is ignored if it is a crowd, or if its area is out of range.
+    - Detections choose in turn, the most confident first. Each takes the free ground truth of
+      highest IoU, if that reaches the threshold; of equal IoUs the last one.
+    - An ignored ground truth is taken only if there is no other. A crowd stays free: it may be
+      taken any number of times.
+    - A detection that took an ignored ground truth is not counted. Neither is one that took none
+      and whose own area is out of range.
 
     Args:
         truth, detections: rows of other images or classes are left out.
@@ -94,32 +98,36 @@ def match_detections(
     images = np.unique(image_ids)
     classes = np.unique(class_ids)
 
-    # The ground truths and the detections, sorted by group, detections also by rank.
+    # The ground truths of each group (a class in an image), and which to ignore.
     truth_rows, truth_groups = _sorted_groups(truth.image_ids, truth.class_ids, images, classes)
-    rows, groups = _sorted_groups(
-        detections.image_ids, detections.class_ids, images, classes, detections.scores
-    )
-    ranks = _position_in_run(groups)
-    kept = ranks < max_detections
-    rows = rows[kept]
-    groups = groups[kept]
-    ranks = ranks[kept]
-
-    boxes = detections.boxes_xywh[rows]
     truth_boxes = truth.boxes_xywh[truth_rows]
     crowd = truth.crowd[truth_rows]
     ignored = crowd | _out_of_range(truth.areas[truth_rows], area_ranges)  # [A, G]
 
-    # Match each detection at each area range and threshold.  [A, T, D]
+    # The detections of each group, the most confident first, up to the limit.
+    rows, groups = _sorted_groups(
+        detections.image_ids, detections.class_ids, images, classes, detections.scores
+    )
+    ranks = _position_in_run(groups)
+    within_limit = ranks < max_detections
+    rows = rows[within_limit]
+    groups = groups[within_limit]
+    ranks = ranks[within_limit]
+    boxes = detections.boxes_xywh[rows]
+    scores = detections.scores[rows]
+
+    # The match of each detection at each area range and threshold.  [A, T, D]
+    thresholds = np.asarray(iou_thresholds)
     pairs = overlapping_pairs(boxes, groups, truth_boxes, truth_groups, crowd, min(iou_thresholds))
-    found, uncounted = _match_in_turns(pairs, groups, crowd, ignored, np.asarray(iou_thresholds))
+    true_positive, took_ignored = _match_in_turns(pairs, groups, crowd, ignored, thresholds)
+
+    # Detections that count, right or wrong.
     box_areas = boxes[:, 2] * boxes[:, 3]
     out_of_range = _out_of_range(box_areas, area_ranges)[:, None]  # [A, 1, D]
-    counted = found | ~(uncounted | out_of_range)
+    counted = true_positive | ~(took_ignored | out_of_range)
 
     # Order by class, then score; stable, so equal scores stay in order of image, then rank.
     class_of = groups // max(len(images), 1)
-    scores = detections.scores[rows]
     order = np.lexsort((-scores, class_of))
 
     truths, truth_images = _count_truths(truth_groups, ignored, len(images), len(classes))
@@ -128,7 +136,7 @@ def match_detections(
         classes=class_of[order],
         ranks=ranks[order],
         scores=scores[order],
-        true_positive=found[..., order],
+        true_positive=true_positive[..., order],
         counted=counted[..., order],
         truths=truths,
         images=truth_images,
@@ -189,9 +197,11 @@ def overlapping_pairs(
 def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndarray) -> np.ndarray:
     """Return the IoU of each pair, float64 [P] in [0, 1].
 
-    With a crowd, the share of the detection inside it. Boxes are [4, P], one column a pair. The
-    operations and their order are bbIou's of maskApi.c, so that an IoU exactly at a threshold falls
-    on the same side.
+    Boxes are [4, P], one column a pair. The union with a crowd is the detection alone, so that the
+    result is the share of the detection inside the crowd.
+
+    Source: bbIou of maskApi.c: the same operations in the same order, so that an IoU exactly at a
+    threshold falls on the same side.
 
     >>> box, truth = np.array([[0.0], [0], [2], [2]]), np.array([[1.0], [0], [2], [2]])
     >>> box_iou(box, truth, np.array([False]))  # 2 / 6
@@ -199,15 +209,20 @@ def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndar
     """
     left, top, width, height = boxes_xywh
     truth_left, truth_top, truth_width, truth_height = truth_xywh
-    first_right = np.minimum(width + left, truth_width + truth_left)
-    overlap_width = first_right - np.maximum(left, truth_left)
 
-    first_bottom = np.minimum(height + top, truth_height + truth_top)
-    overlap_height = first_bottom - np.maximum(top, truth_top)
+    # Intersection.
+    overlap_right = np.minimum(width + left, truth_width + truth_left)
+    overlap_left = np.maximum(left, truth_left)
+    overlap_width = overlap_right - overlap_left
+
+    overlap_bottom = np.minimum(height + top, truth_height + truth_top)
+    overlap_top = np.maximum(top, truth_top)
+    overlap_height = overlap_bottom - overlap_top
 
     overlaps = (overlap_width > 0) & (overlap_height > 0)
     intersection = np.where(overlaps, overlap_width * overlap_height, 0.0)
 
+    # Union.
     area = width * height
     truth_area = truth_width * truth_height
     union = np.where(truth_crowd, area, area + truth_area - intersection)
@@ -221,10 +236,15 @@ def _sorted_groups(
     classes: np.ndarray,
     scores: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of known image and class, and their groups, both int64 [n], ordered by group.
+    """Return the rows of known image and class, and their groups, both int64 [n], by group.
 
-    Within a group by descending score if there are scores. images, classes: sorted ids. group =
-    class index * number of images + image index.
+    group = class index * number of images + image index.
+
+    Args:
+        image_ids, class_ids: [N], of all rows.
+        images, classes: the known ids, sorted.
+        scores: [N]; rows of a group are ordered by descending score. Without them their order is
+            kept.
     """
     image_index, image_known = _index_in(images, image_ids)
     class_index, class_known = _index_in(classes, class_ids)
@@ -239,17 +259,18 @@ def _sorted_groups(
 
 
 def _index_in(sorted_ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index of each value in sorted_ids, int64 [n], and whether it is there, bool [n]."""
+    """Return where each value is in sorted_ids, int64 [n], and whether it is there, bool [n]."""
     if len(sorted_ids) == 0:
-        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+        index = np.zeros(len(values), np.int64)
+        return index, np.zeros(len(values), bool)
 
-    last = len(sorted_ids) - 1
-    index = np.minimum(np.searchsorted(sorted_ids, values), last)
+    index = np.searchsorted(sorted_ids, values)
+    index = np.minimum(index, len(sorted_ids) - 1)  # above all ids: any index, as it is not there
     return index, sorted_ids[index] == values
 
 
 def _position_in_run(values: np.ndarray) -> np.ndarray:
-    """0, 1, 2 ... within each run of equal values, int64 [n].
+    """Return 0, 1, 2 ... within each run of equal values, int64 [n].
 
     >>> _position_in_run(np.array([4, 4, 4, 7, 9, 9]))
     array([0, 1, 2, 0, 0, 1])
@@ -259,7 +280,9 @@ def _position_in_run(values: np.ndarray) -> np.ndarray:
 
 
 def _expand(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Owner and position of each member, both int64 [sum of count]: owner i has count[i] members.
+    """Return the owner of each member and its position there, both int64 [sum of count].
+
+    Owner i has count[i] members.
 
     >>> _expand(np.array([2, 0, 3]))
     (array([0, 0, 2, 2, 2]), array([0, 1, 0, 1, 2]))
@@ -271,11 +294,14 @@ def _expand(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(count: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges of all owners, with about PAIRS_AT_ONCE members each."""
+    """Yield consecutive ranges of owners that have about PAIRS_AT_ONCE members each.
+
+    count: of the members of each owner.
+    """
     members = np.cumsum(count)
     total = int(members[-1]) if len(members) else 0
-    wanted = np.arange(PAIRS_AT_ONCE, total, PAIRS_AT_ONCE)  # members before each edge
-    edges = np.searchsorted(members, wanted).tolist()
+    members_before = np.arange(PAIRS_AT_ONCE, total, PAIRS_AT_ONCE)  # of each edge
+    edges = np.searchsorted(members, members_before).tolist()
 
     start = 0
     for stop in [*edges, len(count)]:
@@ -297,58 +323,67 @@ def _count_truths(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of ground truths to find, int64 [A, K], and of images with one, int64 [K].
 
-    Images are counted for the first area range. groups: int64 [G]. ignored: bool [A, G].
+    Those to find are not ignored. Images are counted for the first area range.
+
+    groups: int64 [G]. ignored: bool [A, G].
     """
-    images_per_class = max(num_images, 1)  # in the numbering of groups
+    groups_per_class = max(num_images, 1)
+    class_of = groups // groups_per_class
 
-    class_of = groups // images_per_class
-    truths = np.array([np.bincount(class_of[~row], minlength=num_classes) for row in ignored])
+    truths = []
+    for is_ignored in ignored:  # of each area range
+        truths.append(np.bincount(class_of[~is_ignored], minlength=num_classes))
 
-    occupied = np.unique(groups[~ignored[0]])
-    images = np.bincount(occupied // images_per_class, minlength=num_classes)
-    return truths, images
+    occupied_groups = np.unique(groups[~ignored[0]])
+    images = np.bincount(occupied_groups // groups_per_class, minlength=num_classes)
+    return np.array(truths), images
 
 
 def _match_in_turns(
     pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """found, uncounted, bool [A, T, D]: the detection matches a truth to find, or one to ignore.
+    """Return which detections took a ground truth to find, and which an ignored one.
+
+    Both are bool [A, T, D].
 
     Args:
-        pairs: of detections and ground truths.
+        pairs: of detections and ground truths that overlap enough.
         groups: int64 [D].
         crowd: bool [G].
         ignored: bool [A, G].
         thresholds: float64 [T].
     """
-    A, T, D, G = len(ignored), len(thresholds), len(groups), len(crowd)
-    found = np.zeros((A, T, D), bool)
-    uncounted = np.zeros((A, T, D), bool)
-    taken = np.zeros((A, T, G), bool)
+    A = len(ignored)
+    T = len(thresholds)
+    true_positive = np.zeros((A, T, len(groups)), bool)
+    took_ignored = np.zeros((A, T, len(groups)), bool)
+    taken = np.zeros((A, T, len(crowd)), bool)
     for turn in _turns(pairs, groups):
-        # The best preference of each detection of this turn.  [A, T, turn's detections]
-        first_pair = np.flatnonzero(np.diff(turn.detection, prepend=-1))  # of each detection
+        # The best preference of each detection of this turn, 0 without any.  [A, T, detections]
         preference = _preference(turn, taken, ignored, thresholds)
+        first_pair = np.flatnonzero(np.diff(turn.detection, prepend=-1))  # of each detection
         best = np.maximum.reduceat(preference, first_pair, axis=2)
 
-        # The pair of each match: preferences are positions + 1, or that + the number of pairs.
-        area, threshold, owner = np.nonzero(best)
-        pair = (best[area, threshold, owner] - 1) % len(turn.iou)
+        # The pair that has it: a preference is the position of its pair + 1, or that + P.
+        area, threshold, chooser = np.nonzero(best)
+        pair = (best[area, threshold, chooser] - 1) % len(turn.iou)
         truth = turn.truth[pair]
         detection = turn.detection[pair]
 
+        # Each match takes its ground truth, unless that is a crowd.
         taken[area, threshold, truth] = ~crowd[truth]
-        found[area, threshold, detection] = ~ignored[area, truth]
-        uncounted[area, threshold, detection] = ignored[area, truth]
-    return found, uncounted
+        is_ignored = ignored[area, truth]
+        true_positive[area, threshold, detection] = ~is_ignored
+        took_ignored[area, threshold, detection] = is_ignored
+    return true_positive, took_ignored
 
 
 def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
-    """Yield the pairs of each turn: 0, 1 ...
+    """Yield the pairs of the first detection of every group, of the second, and so on.
 
-    At most one detection of each group, its pairs by ascending IoU. Pairs of equal IoU are in the
-    order of ground truths. Detections without an overlap get no turn: they have no match and do not
-    affect other matches.
+    The pairs of a detection are in order of ascending IoU, those of equal IoU in the order of their
+    ground truths. Detections without an overlap get no turn: they have no match and do not affect
+    other matches.
     """
     by_iou = np.lexsort((pairs.iou, pairs.detection))
 
@@ -358,7 +393,8 @@ def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
     turn = turn_of_detection[owner]  # of each pair
 
     order = by_iou[np.argsort(turn, kind="stable")]
-    stops = np.cumsum(np.bincount(turn)).tolist()
+    pairs_in_turn = np.bincount(turn)
+    stops = np.cumsum(pairs_in_turn).tolist()
     for start, stop in pairwise([0, *stops]):
         chosen = order[start:stop]
         yield Pairs(pairs.detection[chosen], pairs.truth[chosen], pairs.iou[chosen])
@@ -369,14 +405,18 @@ def _preference(
 ) -> np.ndarray:
     """Return how much each pair's detection prefers the pair, int32 [A, T, P].
 
-    0 if it cannot match. Pairs are in order of ascending IoU, so the preference is the position,
-    from 1; plus P for a ground truth that is not ignored, which comes before any that is.
+    0 if the pair cannot match. A higher IoU is preferred; pairs are in order of ascending IoU, so
+    the preference is the position, from 1. A ground truth that is not ignored comes before any that
+    is: P is added.
+
+    taken: bool [A, T, G]. ignored: bool [A, G]. thresholds: float64 [T].
     """
     P = len(turn.iou)
-    near = turn.iou >= thresholds[:, None]  # [T, P]
-    is_free = ~taken[:, :, turn.truth]  # [A, T, P]
-
     position = np.arange(1, P + 1, dtype=np.int32)
     bonus = np.where(ignored[:, turn.truth], 0, P).astype(np.int32)  # [A, P]
     preference = position + bonus
-    return np.where(near & is_free, preference[:, None], 0)
+
+    reaches_threshold = turn.iou >= thresholds[:, None]  # [T, P]
+    is_free = ~taken[:, :, turn.truth]  # [A, T, P]
+    can_match = reaches_threshold & is_free
+    return np.where(can_match, preference[:, None], 0)
