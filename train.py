@@ -243,20 +243,20 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     """
     log = RunLog(active=world.is_main)
     run = open_run(flags, world, log.say)
-    given = run.config  # the flags, or the settings of the run that is resumed
-    torch.manual_seed(given.seed)  # every rank starts from the same weights
+    requested = run.config  # the flags, or the settings of the run that is resumed
+    torch.manual_seed(requested.seed)  # every rank starts from the same weights
 
-    # Data
+    # Data: both splits are read, and kept in data.labels, before time is spent on the model
     data = open_dataset(
-        given.data,
+        requested.data,
         ("train", "val"),
         world,
         log.say,
-        download=given.download,
-        single_class=given.single_cls,
-        cache_dir=given.cache_dir,
-        tile=given.tile,
-        tile_overlap=given.tile_overlap,
+        download=requested.download,
+        single_class=requested.single_cls,
+        cache_dir=requested.cache_dir,
+        tile=requested.tile,
+        tile_overlap=requested.tile_overlap,
     )
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
@@ -264,23 +264,23 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
 
     # Model
     model, trained = open_model(run, data, world, log.say)
-    model.recompute = given.checkpoint_activations
-    precision = agree_on_precision(given.amp, world, sharded=given.shard)
+    model.recompute = requested.checkpoint_activations  # recompute activations in backward
+    precision = agree_on_precision(requested.amp, world, sharded=requested.shard)
     place_model(model, weights_dtype(precision), world)
-    frozen = freeze(model, given.freeze)
+    frozen = freeze(model, requested.freeze)
 
     # Images, cached where there is room
     stride = max(model.strides)
-    image_size = fit_to_stride(given.imgsz, stride, log.say)
+    image_size = fit_to_stride(requested.imgsz, stride, log.say)
     images = open_base_images(
         data.labels,
         image_size,
         world,
         log.say,
-        where=given.cache,
-        folder=cache_folder(given.cache_dir),
-        spills=bool(given.cache_dir),
-        pastes=run.hyp.copy_paste > 0,
+        where=requested.cache,
+        folder=cache_folder(requested.cache_dir),
+        spills=bool(requested.cache_dir),  # what does not fit into memory may go to disk
+        pastes=run.hyp.copy_paste > 0,  # a GPU cannot draw copy-paste
     )
 
     # The final settings: from here on nothing is "auto"
@@ -312,12 +312,13 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
         say=log.say,
     )
     sampler = loaders.train.sampler
-    set_training(model, frozen)
+    total_batches = sampler.batches_before(cfg.epochs)
+    set_training(model, frozen)  # the frozen layers stay in eval mode
     state = build_train_state(
         model,
         world,
         batch,
-        schedule(cfg, hyp, batches=sampler.batches_before(cfg.epochs)),
+        schedule(cfg, hyp, total_batches),
         precision=precision,
         optimizer=cfg.optimizer,
         weight_decay=hyp.weight_decay,
@@ -333,10 +334,11 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     progress = state.progress
 
     # The run folder: created only after all checks have passed
-    run.open_folder({split: report.as_dict() for split, report in data.reports.items()}, log.say)
+    data_report = {split: report.as_dict() for split, report in data.reports.items()}
+    run.open_folder(data_report, log.say)
     log.send(RunStarted(run.folder, cfg.as_dict(), hyp.as_dict(), progress.results))
-    draws = world.is_main and not cfg.noplots
-    pictures = Pictures(run.folder, data.names, active=draws, written=log.image_written)
+    pictures_wanted = world.is_main and not cfg.noplots
+    pictures = Pictures(run.folder, data.names, active=pictures_wanted, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     log.say(*describe_mode(world, shard=cfg.shard))
     val_images = counted(len(data.labels["val"]), f"val {data.unit}")
@@ -347,8 +349,8 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     )
     world.wait_for_main()
 
-    # What happens beside the steps: signals, checkpoints, and the evaluation of an epoch's
-    # detections in the background while the next epoch trains
+    # What happens beside the steps: saves at an interval and on a signal; and validation, whose
+    # metrics are computed in the background while the next epoch trains
     background = BackgroundTask("evaluating detections")
     trigger = SaveTrigger(world, cfg.minutes_between_saves, background)
     checkpoints = CheckpointManager(
@@ -372,18 +374,21 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
         every=cfg.validate_every,
         next_epoch_needs_it=cfg.image_weights,
     )
-    advice = memory_advice(batch.size, image_size, world.device, world.size, stride)
+    # if memory runs out, the error says which flags to lower
+    advice = memory_advice(
+        batch.size, image_size, world.device, processes=world.size, stride=stride
+    )
 
     # Train
     with checkpoints, trigger, advice:
-        validation.finish_pending()
+        validation.finish_pending()  # that of a resumed run's last epoch
         if run.saved:
             checkpoints.restore_best(log.say, done=progress.finished(cfg.epochs))
 
         while not progress.finished(cfg.epochs):
             epoch = progress.epoch
             sampler.set_epoch(epoch, progress.batch)
-            if cfg.image_weights:
+            if cfg.image_weights:  # images of rare classes, and of those with low AP, more often
                 sampler.weights = weights_after(train_labels, progress.metrics, data.names)
             criterion.start_epoch(epoch, cfg.epochs, without_mosaic=epoch >= cfg.mosaic_until)
             set_training(model, frozen)
@@ -457,15 +462,19 @@ def train_one_epoch(
     guard = state.guard
     losses_of_epoch = state.progress.losses
 
-    first_batch = sampler.batches_before(sampler.epoch)  # batches are numbered over the whole run
+    # Batches are numbered over the whole run; the optimizer steps after step_batches.
+    first_batch = sampler.batches_before(sampler.epoch)
     next_epoch = first_batch + sampler.batches_in(sampler.epoch)
     step_batches = state.schedule.step_batches(first_batch, next_epoch)
+
+    # Counts of skipped steps so far, those of the search for float16's gradient scale apart.
     skipped_before = guard.skipped
     searched_before = guard.searched
 
+    # The bar shows losses that were copied in the meantime, so that no step waits for the device.
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
     fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    host_sums = AsyncHostCopy(world.device)  # so that no step waits for the device to show losses
+    host_sums = AsyncHostCopy(world.device)
 
     for number, batch in enumerate(bar, sampler.first_batch):
         batch_of_run = first_batch + number
@@ -474,9 +483,9 @@ def train_one_epoch(
         if pictures is not None:
             pictures.train_batch(number, batch.images, batch.targets)
 
-        # [B, 3, H, W], uint8 to [0, 1]; [T, 6]: image, class, x1, y1, x2, y2
+        # uint8 to [0, 1].  [B, 3, H, W]
         images = to_device(batch.images, world.device, replica.model.dtype)
-        targets = pad_targets(batch.targets)
+        targets = pad_targets(batch.targets)  # [T, 6]: image, class, x1, y1, x2, y2 in pixels
         if scale is not None:
             images, targets = scale(batch_of_run, images, targets)
 
@@ -486,7 +495,9 @@ def train_one_epoch(
                 maps = replica(images)
             losses = criterion(maps, targets, all_reduce_sum)  # {"box": ...}: this rank's share
             loss = criterion.weighted_sum(losses) * state.batch.loss_scale
-            state.scaler.scale(loss).backward(nan_if_nonfinite(loss))
+            # 1, or nan if the loss is not finite: then all ranks detect it and skip the step
+            loss_gradient = nan_if_nonfinite(loss)
+            state.scaler.scale(loss).backward(loss_gradient)
         losses_of_epoch.add(losses)
 
         if steps_now:
@@ -494,19 +505,24 @@ def train_one_epoch(
             if guard.stuck:
                 where = f"epoch {sampler.epoch + 1}, batch {number + 1}"
                 advice = checkpoints.advise_after_nonfinite_steps()
-                seen = world.all_gather_rows(batch.indices).tolist()
-                raise NonFiniteError(describe_stuck(guard, where, advice, seen, loader.labels.path))
+                images_of_batch = world.all_gather_rows(batch.indices).tolist()
+                raise NonFiniteError(
+                    describe_stuck(guard, where, advice, images_of_batch, loader.labels.path)
+                )
             checkpoints.after_step(number + 1)
 
         if number % fetch_every == 0:
-            trained = (number + 1 - sampler.first_batch) * sampler.batch_size
-            for sums in host_sums.push(losses_of_epoch.sums):
+            trained_images = (number + 1 - sampler.first_batch) * sampler.batch_size
+            for sums in host_sums.push(losses_of_epoch.sums):  # the copies that have arrived
                 means = losses_of_epoch.running_means(sums)
                 texts = [f"{name} {value:.4f}" for name, value in means.items()]
-                bar.show([*texts, *bar.pace_texts(trained, memory_gib(world.device))])
+                pace_texts = bar.pace_texts(trained_images, memory_gib(world.device))
+                bar.show([*texts, *pace_texts])
 
     state.progress.batch = sampler.batches_in(sampler.epoch)
-    pace = "already trained"
+
+    # What the log says about the epoch, or about the part of it after a resume.
+    pace = "already trained"  # resumed after the last batch
     if len(loader):
         pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device))
     skipped = guard.state_dict()["skipped"] - skipped_before
@@ -535,7 +551,8 @@ def compile_training(
 
     example = torch.zeros(state.batch.per_process, image_size, image_size, 3, dtype=torch.uint8)
     images = to_device(example, world.device, model.dtype)
-    # through DistributedDataParallel, so that all-reduce overlaps backward
+    # With DistributedDataParallel the graph is compiled in pieces, so that all-reduce overlaps
+    # backward. The trial pass goes through it as a batch does, but exchanges no gradients.
     forward = state.replica.without_exchange
     say(compile_model(model, mode, images, state.autocast, world, forward=forward))
     say(compile_loss(criterion, model, images, state.autocast, world))

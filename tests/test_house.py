@@ -300,7 +300,7 @@ def method(file: Path, name: str) -> ast.FunctionDef:
 def test_every_config_field_is_read():
     config = ROOT / "training" / "settings" / "config.py"
     files = [ROOT / "train.py", *sorted((ROOT / "training").rglob("*.py"))]
-    holders = ("cfg", "config", "given", "flags")
+    holders = ("cfg", "config", "requested", "flags")
     read = {name for base, name in attributes_read(files) if base in holders}
     properties = {name for name, kind in vars(TrainConfig).items() if isinstance(kind, property)}
     assert properties <= read
