@@ -16,7 +16,8 @@ from utils.distributed.world import World
 class EpochLosses:
     """The sum of this process's losses over an epoch, on the device.
 
-    Batches whose loss is not finite are left out.
+    A process's loss of a batch is its share: the sum over all processes is the loss of the global
+    batch. Batches whose loss is not finite are left out.
     """
 
     def __init__(
@@ -39,14 +40,16 @@ class EpochLosses:
 
         sums: a copy of `self.sums` on the host.
         """
-        *values, batches = sums.tolist()
-        means = [value * self.world.size / max(batches, 1) for value in values]
+        *own_sums, batches = sums.tolist()
+        # as if the shares of all processes were alike
+        means = [own_sum * self.world.size / max(batches, 1) for own_sum in own_sums]
         return dict(zip(self.terms, means, strict=True))
 
     def means(self) -> dict[str, float]:
         """Return the mean of each term over the epoch's batches. A collective."""
-        *sums, batches_of_all = self.world.all_reduce_sum(self.sums).tolist()
-        batches = batches_of_all / self.world.size or float("nan")
+        *sums, batch_counts = self.world.all_reduce_sum(self.sums).tolist()
+        # every process has counted each global batch; nan without any
+        batches = batch_counts / self.world.size or float("nan")
         return {term: value / batches for term, value in zip(self.terms, sums, strict=True)}
 
     def clear(self) -> None:
@@ -60,11 +63,12 @@ class EpochLosses:
 
     def load(self, rows: Tensor) -> None:
         """Restore the result of `state`, of this or another number of processes."""
-        if len(rows) != self.world.size:  # rank 0 takes the total
+        if len(rows) != self.world.size:
+            # Rank 0 takes the total of the losses, and a count of batches for all processes.
             sums = rows.sum(0)[:-1]
-            batches = rows.mean(0)[-1:] * self.world.size
+            batch_counts = rows.mean(0)[-1:] * self.world.size
             rows = torch.zeros(self.world.size, len(self.sums)).double()
-            rows[0] = torch.cat([sums, batches])
+            rows[0] = torch.cat([sums, batch_counts])
         self.sums.copy_(rows[self.world.rank].to(self.sums.dtype))
 
 
@@ -72,7 +76,7 @@ class EpochLosses:
 class RunProgress:
     """How far a run is: `epoch` epochs are trained, and `batch` batches of the next one.
 
-    pending: the values of the last epoch, until its validation is evaluated.
+    pending: the last epoch, from its end until its metrics are recorded.
     """
 
     early_stopping: EarlyStopping
@@ -85,7 +89,7 @@ class RunProgress:
     epoch_start: float = field(default_factory=time.perf_counter)  # start of the epoch
 
     def end_epoch(self, pace: str, lr: float) -> None:
-        """Go to the next epoch; this one is pending until `complete_epoch`. A collective.
+        """Go to the next epoch; the one that ends is pending until `complete_epoch`. A collective.
 
         pace: its speed as text. lr: the learning rate of its last batch.
         """
@@ -100,8 +104,9 @@ class RunProgress:
     ) -> tuple[str, dict[str, float]]:
         """Append the pending epoch's row to `results`; return its speed as text, and the row.
 
-        columns: makes the columns between time and lr from the epoch's losses. Raises RuntimeError
-        if no epoch is pending.
+        columns: returns the columns between time and lr, given the epoch's losses.
+
+        Raises RuntimeError if no epoch is pending.
         """
         pending = self.pending
         if pending is None:
@@ -153,6 +158,7 @@ class RunProgress:
             self._check_losses(self.pending.losses)
 
     def _check_losses(self, losses: dict[str, float]) -> None:
+        """Raise ValueError unless there is a number for each term of this run's loss."""
         kinds = {name: type(value) for name, value in losses.items()}
         if kinds != dict.fromkeys(self.losses.terms, float):
             expected = ", ".join(self.losses.terms)

@@ -45,7 +45,7 @@ from utils.files.writers import write_json, write_yaml
 from utils.log import Say
 from utils.printable import counted
 
-FINISHED = (METRICS, PREEMPTED)  # files that say how a run ended
+HOW_IT_ENDED = (METRICS, PREEMPTED)  # files of a run folder that say how the run ended
 
 
 @dataclass
@@ -105,12 +105,14 @@ class Run:
         Raises ValueError if the processes' choices differ, no batch fits in memory, or there are
         too few images for the processes.
         """
+        # The recipe: optimizer, batch size and hyper-parameters.
         if self.saved is None:
             if self.config.hyp == AUTO:
                 self._choose_recipe(data, trained)
             chosen = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
             self.world.require_same("the recipe", chosen | self.hyp.as_dict())
 
+        # The batch size that is used: measured for -1, and limited by the number of images.
         labels = data.labels["train"]
         batch = GlobalBatch(self.config.batch_size, self.world.size, nominal=self.hyp.nominal_batch)
         if batch.size == -1:
@@ -128,13 +130,17 @@ class Run:
             batch = replace(batch, size=size)
         batch = batch.limited_to(len(labels), say)
 
-        # kept if another number of processes resumes the run
+        # stored in the checkpoint: another number of processes resumes with the same batch size
         self.config = replace(self.config, batch_size=batch.size)
         return self.config, self.hyp, batch
 
     def _choose_recipe(self, data: Dataset, trained: TrainedWeights | None) -> None:
         cfg = self.config
-        may_choose_batch = "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0
+        # the batch size is the recipe's to choose if no flag does, and processes can split it
+        given_batch_size: int | None = cfg.batch_size
+        if "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0:
+            given_batch_size = None
+
         self.recipe = choose_recipe(
             cfg.optimizer,
             images=len(data.labels["train"]),
@@ -142,7 +148,7 @@ class Run:
             classes=len(data.names),
             trained=trained,
             sharded=cfg.shard,
-            batch_size=None if may_choose_batch else cfg.batch_size,
+            batch_size=given_batch_size,
             unit=data.unit,
         )
         batch_size = self.recipe.batch_size or cfg.batch_size
@@ -150,7 +156,7 @@ class Run:
         self.hyp = self.recipe.hyp
 
     def describe(self, table: dict[str, Any], data: Dataset) -> Description:
-        """Return the description of the run in its checkpoints. table: of the model."""
+        """Return the description of the run in its checkpoints. table: the model's."""
         return Description(
             table=table,
             names=data.names,
@@ -162,7 +168,9 @@ class Run:
         )
 
     def restore(self, state: TrainState[Any], images: int) -> None:
-        """Load the checkpoint into `state`; a new run does nothing. images: training images.
+        """Load the checkpoint into `state`; a new run does nothing.
+
+        images: number of training images.
 
         Raises ValueError if the checkpoint does not fit.
         """
@@ -182,9 +190,10 @@ class Run:
     def open_folder(self, report: dict[str, Any], say: Say) -> None:
         """Create or reopen the run's folder, lock it, and write the settings into it.
 
-        Call it after all checks. It stays locked until this process ends. report: of the data set.
-        say: logs the chosen recipe. Raises ValueError if another run has locked the folder, or it
-        cannot be created.
+        Call it after all checks. It stays locked until `close_folder`, or until this process ends.
+        report: what was found in the data set, for data_report.json. say: logs the chosen recipe.
+
+        Raises ValueError if another run has locked the folder, or it cannot be created.
         """
         path = ""
         if self.world.is_main:
@@ -193,16 +202,17 @@ class Run:
         if not self.world.is_main:
             return
 
+        # Lock it, and remove what an interrupted or earlier run in it has left.
         self._lock = lock_folder(self.folder)
         (self.folder / "weights").mkdir(exist_ok=True)
         remove_partial_files(self.folder)
-        for name in FINISHED:
+        for name in HOW_IT_ENDED:
             (self.folder / name).unlink(missing_ok=True)
 
         write_yaml(self.folder / SETTINGS, self.config.as_dict())
         write_hyp(self.folder / "hyp.yaml", self.config.optimizer, self.hyp)
         write_json(self.folder / "data_report.json", report)
-        if any(self.attempt.marks):
+        if any(self.attempt.marks):  # of launchers, by which they find the run after a restart
             write_json(self.folder / MARKS, self.attempt.marks)
         if self.recipe:
             self._say_recipe(self.recipe, say)
@@ -247,7 +257,8 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
 
     saved = read_checkpoint(flags.resume) if flags.resume else None
     digest = digest_of_checkpoint(Path(flags.resume)) if saved else ""
-    if len(set(world.all_gather_object(digest))) > 1:
+    digests = world.all_gather_object(digest)
+    if len(set(digests)) > 1:
         raise ValueError(
             f"{flags.resume}: differs between the processes; all machines must read the same file"
         )

@@ -1,9 +1,9 @@
 """The training state: weights, averaged weights, optimizer, gradient scaler and progress.
 
 Nearly all of it is the same on every process. The exceptions are each process's share of the losses
-and BatchNorm's running statistics, which differ between processes until the end of an epoch unless
-BatchNorm is synchronized. These are saved as a table with a row per process: the same number of
-processes resumes to the bit, another number of processes with sums and means.
+and, unless BatchNorm is synchronized, its running statistics until the end of an epoch. Both are
+saved as tables with a row per process. As many processes resume with the same bits, another number
+of processes with sums and means of the rows.
 """
 
 from collections.abc import Sequence
@@ -66,9 +66,9 @@ class TrainState(Generic[Model]):
 
     def checkpoint(self, description: Description) -> Checkpoint:
         """Return the checkpoint that the run can resume from. A collective."""
-        # Metal has no float64
+        # This process's row of BatchNorm's statistics; first to the CPU: Metal has no float64.
         own = [statistic.flatten().cpu().double() for statistic in self._own_statistics()]
-        own_row = torch.cat([torch.zeros(0).double(), *own])
+        own_row = torch.cat([torch.zeros(0).double(), *own])  # empty without BatchNorm
         return Checkpoint(
             description,
             **self.progress.state(),
@@ -96,12 +96,11 @@ class TrainState(Generic[Model]):
         self.progress.load(saved)
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
-        """Restore the optimizer, but for settings that depend on this run's flags or device."""
+        """Restore the optimizer, except settings that depend on this run's flags or device."""
         own_groups = self.optimizer.state_dict()["param_groups"]
-        groups = [
-            restored_group(own, group)
-            for own, group in zip(own_groups, saved["param_groups"], strict=True)
-        ]
+        groups = []
+        for own, group in zip(own_groups, saved["param_groups"], strict=True):
+            groups.append(restored_group(own, group))
         self.replica.load_optimizer_state(self.optimizer, saved | {"param_groups": groups})
         check_state(self.optimizer)
         match_strides(self.optimizer)
@@ -119,12 +118,13 @@ class TrainState(Generic[Model]):
             statistic.copy_(values.view_as(statistic).to(statistic.dtype))
 
     def _own_statistics(self) -> list[Tensor]:
+        """Return BatchNorm's running statistics on this process, of the model and its average."""
         return [*running_statistics(self.replica.model), *running_statistics(self.ema.model)]
 
     def describe(self, batches: int, optimizer: str) -> str:
         """Return device, precision, batch size, optimizer and learning rate as text.
 
-        batches: in an epoch.
+        batches: number of batches in an epoch. optimizer: its name.
         """
         precision = str(self.precision).removeprefix("torch.")
         batch = f"batch {self.batch.size}"
@@ -142,8 +142,10 @@ class TrainState(Generic[Model]):
 
         The last number is the end of the last epoch.
         """
-        steps = [self.schedule.step_batches(first, last) for first, last in pairwise(epoch_starts)]
-        return sum(len(of_epoch) for of_epoch in steps)
+        steps = 0
+        for first_batch, next_epoch in pairwise(epoch_starts):
+            steps += len(self.schedule.step_batches(first_batch, next_epoch))
+        return steps
 
     def sync_buffers(self) -> None:
         """Make weights and statistics the same on all processes, after an epoch."""
@@ -178,10 +180,12 @@ def build_train_state(
         patience: of early stopping, in epochs; 0 for none.
         sync_bn: whether to synchronize BatchNorm over all processes.
         shard: whether to shard weights and optimizer state, layer by layer.
-        say: logs a line if BatchNorm is not synchronized although it was asked for.
+        say: logs a line for `shard` or `sync_bn` that has no effect.
     """
+    # The average is of the unsharded model, so it is copied before the replica shards it.
     synchronized = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
-    ema = EMA(model, *ema_constants(schedule.optimizer_steps))
+    decay, tau = ema_constants(schedule.optimizer_steps)
+    ema = EMA(model, decay, tau)
 
     replica = build_replica(
         model,
@@ -190,10 +194,10 @@ def build_train_state(
         accumulates=schedule.accumulate > 1,
     )
     dtype = weights_dtype(precision)
-    side = 2 * max(model.strides)  # of the smallest square image that the model takes
+    side = 2 * max(model.strides)  # a small image, of 2 x 2 cells on the coarsest level
     replica.warm_up(torch.zeros(1, 3, side, side, dtype=dtype, device=world.device))
 
-    stepping = build_optimizer(
+    torch_optimizer = build_optimizer(
         model,
         optimizer,
         lr=schedule.lr0,
@@ -202,13 +206,13 @@ def build_train_state(
     )
     scaler = torch.amp.GradScaler(world.device.type, enabled=precision == torch.float16)
     guard = NonFiniteGuard(
-        stepping, running_statistics(model), world.device, searching=scaler.is_enabled()
+        torch_optimizer, running_statistics(model), world.device, searching=scaler.is_enabled()
     )
     losses = EpochLosses(loss_terms, world, dtype)
     return TrainState(
         replica=replica,
         ema=ema,
-        optimizer=stepping,
+        optimizer=torch_optimizer,
         schedule=schedule,
         scaler=scaler,
         guard=guard,

@@ -18,13 +18,14 @@ from utils.threads import BackgroundTask
 
 
 class EpochValidation:
-    """Validates the averaged weights after an epoch.
+    """Validates the averaged weights after an epoch, in two halves.
 
-    It detects at once, and computes the metrics in the background while the next epoch trains.
+    All processes detect at once, because the next epoch changes the weights. The metrics are then
+    computed in the background, while the next epoch trains; until they are, the epoch is pending.
 
     Args:
         loader: of the validation split.
-        background: runs the evaluation; a result is recorded when somebody waits for it.
+        background: computes the metrics; they are recorded when somebody waits for it.
         names: of the classes.
         epochs: of the run; the last one is always validated.
         every: validate every so many epochs; 0: only the last one.
@@ -81,8 +82,11 @@ class EpochValidation:
         """End the epoch of `progress`, and validate it if it is due.
 
         It is complete when its metrics are recorded: while the next epoch trains, or at once if
-        something depends on them. pace: the epoch's speed as text. lr: of its last batch. If a
-        signal interrupts the detection, saves the run and raises PreemptedExit.
+        something depends on them.
+
+        pace: the epoch's speed as text. lr: the learning rate of its last batch.
+
+        Raises PreemptedExit, after it has saved the run, if a signal interrupts the detection.
         """
         self.background.wait()  # the epoch before is recorded first
         epoch = self.progress.epoch
@@ -105,7 +109,10 @@ class EpochValidation:
             )
 
     def _evaluate(self, predictions: SplitPredictions | None) -> None:
-        """Start to evaluate the pending epoch's detections; None if it was not validated."""
+        """Start to compute the metrics of the pending epoch.
+
+        predictions: of the validation split; None if the epoch is not validated.
+        """
 
         def evaluate() -> Evaluation | None:
             return predictions.evaluate() if predictions else None
@@ -113,23 +120,24 @@ class EpochValidation:
         self.background.start(evaluate, self._record)
 
     def _record(self, result: Evaluation | None) -> None:
-        """Complete the pending epoch with its metrics, None if it was not validated.
+        """Complete the pending epoch with its metrics; None if it was not validated.
 
-        The next epoch may be training.
+        The next epoch may already be training.
         """
         metrics: dict[str, float] = {}
-        losses: dict[str, float] = {}
+        val_losses: dict[str, float] = {}
         if result is not None:
-            # last bits may differ by machine
+            # rank 0's: on another machine the last bits may differ, and decisions with them
             agreed = self.state.world.broadcast_collective(result.as_dict(self.names))
             self.progress.metrics = agreed
             self.progress.early_stopping.update(self.progress.epoch - 1, agreed["fitness"])
             metrics = result.columns
-            losses = result.losses
+            val_losses = result.losses
 
-        pace, row = self.progress.complete_epoch(
-            lambda trained: results_row(trained, metrics, losses)
-        )
+        def columns(train_losses: dict[str, float]) -> dict[str, float]:
+            return results_row(train_losses, metrics, val_losses)
+
+        pace, row = self.progress.complete_epoch(columns)
         text = f"{epoch_line(row, self.epochs)}  {pace}{self._remaining()}"
         self.log.send(EpochEnded(self.checkpoints.folder, row, self.progress.results, text))
         self.checkpoints.write_pending()

@@ -16,6 +16,7 @@ from utils.printable import one_line
 # tests/training/checkpoints/test_contents.py fails if the entries or settings change and this does
 # not.
 FORMAT = 1
+MAX_BATCHES = 1 << 40  # of an epoch; larger numbers are damage
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Checkpoint:
     # of RunProgress
     epoch: int  # number of trained epochs
     batch: int  # number of trained batches of the next epoch
-    seconds: float  # that the next epoch has taken so far
+    seconds: float  # how long the next epoch has taken so far
     losses: Tensor  # [processes, terms + 1] sums over the next epoch so far, and number of batches
     best: dict[str, Any]  # EarlyStopping
     metrics: dict[str, Any]  # of the last validation
@@ -156,11 +157,12 @@ def _check_progress(saved: dict[str, Any]) -> None:
     batch = saved["batch"]
     rows = len(saved["results"])
     epochs_agree = epoch >= 0 and epoch == rows + bool(pending)
-    if not epochs_agree or not 0 <= batch < 1 << 40:
+    if not epochs_agree or not 0 <= batch < MAX_BATCHES:
         counts = f"epochs {epoch}, batches {batch}, rows of results {rows}"
         raise ValueError(f"its counts contradict each other: {counts}")
 
-    if len({tuple(row) for row in saved["results"]}) > 1:
+    columns = {tuple(row) for row in saved["results"]}
+    if len(columns) > 1:
         raise ValueError("its rows of results have different columns")
 
 
@@ -168,7 +170,7 @@ def _check_progress(saved: dict[str, Any]) -> None:
 def refuse_damaged(path: str) -> Iterator[None]:
     """Raise ValueError for any error in the block, which uses the entries of a checkpoint.
 
-    They may be anything.
+    In a damaged file they may have any type and value, so that any of these errors may come.
     """
     try:
         yield

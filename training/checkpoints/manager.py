@@ -65,7 +65,7 @@ class CheckpointManager:
 
         # Whether last.pt is of this run: resumed, or written since.
         self._saved = self.progress.epoch + self.progress.batch > 0
-        self._state_before = file_state(self.last)  # an earlier run may have left a last.pt here
+        self._last_before = file_state(self.last)  # an earlier run may have left a last.pt here
         # The averaged weights of the epoch whose validation is pending.
         self._pending_ema: dict[str, Tensor] | None = None
 
@@ -77,26 +77,30 @@ class CheckpointManager:
     ) -> None:
         """Print how to continue after Ctrl-C, and add it to the sentence of a FaultError.
 
-        If nothing is saved, or the sentence says how to continue itself, the error stays as it is.
+        A FaultError stays as it is if nothing is saved, or if its sentence already says how to
+        continue.
         """
         # Ctrl-C may come after last.pt was replaced, and before `_saved` was set.
-        if file_state(self.last) not in (ABSENT, self._state_before):
+        if file_state(self.last) not in (ABSENT, self._last_before):
             self._saved = True
 
         advice = f"continue with --resume {self.last}"
         if kind is KeyboardInterrupt and self.world.is_main:
-            nothing = "nothing is saved yet: start the run again, without --resume"
-            with suppress(OSError):  # Ctrl-C has ended the program that reads the output, too
-                print_lines(advice if self._saved else nothing)
+            sentence = "nothing is saved yet: start the run again, without --resume"
+            if self._saved:
+                sentence = advice
+            with suppress(OSError):  # Ctrl-C has also ended the program that reads the output
+                print_lines(sentence)
 
-        can_continue = self._saved and self.last.exists()  # the run folder may be what is gone
+        # last.pt is gone if the error is that somebody has deleted the run folder.
+        can_continue = self._saved and self.last.exists()
         if isinstance(error, FaultError) and can_continue and not error.says_how_to_continue:
             raise FaultError(f"{error}; {advice}") from error
 
     # ---- within an epoch
 
     def after_step(self, batch: int) -> None:
-        """Save if it is due, and record the result of the background evaluation.
+        """Save if it is due, and record the result of the background evaluation if it is done.
 
         batch: number of trained batches of the epoch; all their gradients are in the weights.
 
@@ -122,8 +126,11 @@ class CheckpointManager:
     def interruptible(self, *, saved: bool = False) -> Iterator[Callable[[], bool]]:
         """Run a validation in the block, which a signal may interrupt: then save and exit.
 
-        Yields what the validation asks whether a signal was received; it raises InterruptedRunError
-        then. saved: last.pt is up to date, so there is nothing to save. Raises PreemptedExit.
+        Yields a function that returns whether this process received a signal. The validation calls
+        it, and raises InterruptedRunError if any process did. saved: last.pt is up to date, so
+        there is nothing to save.
+
+        Raises PreemptedExit, after it has saved, in place of InterruptedRunError.
         """
         try:
             yield self.trigger.signal_received
@@ -134,9 +141,9 @@ class CheckpointManager:
             raise
 
     def advise_after_nonfinite_steps(self) -> str:
-        """Return what to do when loss or gradient was not finite in too many steps. A collective.
+        """Return a sentence on what to do after too many steps with a loss or gradient not finite.
 
-        All processes get the same sentence.
+        A collective: all processes get the same sentence.
         """
         weights = self.state.replica.state_dict()
         parameters = [name for name, _ in self.state.ema.model.named_parameters()]
@@ -150,10 +157,14 @@ class CheckpointManager:
     # ---- between epochs
 
     def after_epoch(self, *, done: bool) -> None:
-        """Save, when `progress` is at the next epoch. done: there is no next epoch.
+        """Save after an epoch, when `progress` has moved on to the next one.
 
         best.pt is written after last.pt: if the run is killed between the two, last.pt has all that
         best.pt needs. If the validation is still pending, `write_pending` writes best.pt.
+
+        done: there is no next epoch.
+
+        Raises PreemptedExit, on all processes, after it has saved because of a signal.
         """
         signal_name = "" if done else self.trigger.agreed_signal()
         if done or signal_name or not self.final_only:
@@ -216,15 +227,17 @@ class CheckpointManager:
     def _is_best(self) -> bool:
         """Return whether the last epoch is the best so far, and its weights are still available."""
         progress = self.progress
-        # steps of the next epoch change the weights
+        # Steps of the next epoch change the weights, unless a copy was kept.
         available = progress.batch == 0 or self._pending_ema is not None
-        known = progress.epoch > 0 and not progress.pending
+        complete = progress.epoch > 0 and not progress.pending
+        # None: no epoch was validated so far, and the last one is taken as the best.
         best = progress.early_stopping.best_epoch in (progress.epoch - 1, None)
-        return available and known and not self.final_only and best
+        return available and complete and not self.final_only and best
 
     # ---- what is written
 
     def _save_best(self) -> None:
+        """Write the last epoch's averaged weights to best.pt."""
         entries = {
             **vars(self.description),
             "epoch": self.progress.epoch,
@@ -235,6 +248,7 @@ class CheckpointManager:
         checkpoint_file.save(self.best, entries)
 
     def _entries(self) -> dict[str, Any]:
+        """Return the entries of last.pt. A collective."""
         return self.state.checkpoint(self.description).as_dict()
 
     def _continue_or_exit(self, signal_name: str) -> None:

@@ -1,10 +1,9 @@
-"""When a run is saved within an epoch: at a time interval, and when a signal announces that it will
-be killed.
+"""When to save within an epoch: at a time interval, and on a signal that the run will be killed.
 
 Clusters and rented machines send SIGTERM or SIGUSR1 some seconds before they kill a process, and a
 system sends SIGHUP when the connection to the terminal is lost. Perhaps only one process receives
-the signal or reaches the interval, but all must save after the same step: the request of a process
-is appended to the counts that the loss all-reduces anyway.
+the signal or reaches the interval, but all must save after the same step. So each process appends
+its request to the counts that the loss all-reduces anyway.
 """
 
 import signal
@@ -44,27 +43,28 @@ class PreemptedExit(AgreedExit):
 class SaveTrigger:
     """Decides after which steps to save.
 
-    As a context manager it handles the signals, and only records them. A SIGHUP that is ignored, as
-    under nohup, stays ignored.
+    As a context manager it records the signals instead of letting them end the process. A SIGHUP
+    that is ignored, as under nohup, stays ignored.
 
-    minutes: between saves; 0: only on signals. background: a task of this process; all processes
-    learn when it is done.
+    minutes: between saves; 0: only on signals. background: a task of each process; `check` says
+    when it is done on all.
     """
 
     def __init__(self, world: World, minutes: float, background: BackgroundTask) -> None:
         self.world = world
-        self.seconds = minutes * 60 if minutes else float("inf")
+        self.seconds = minutes * 60 if minutes else float("inf")  # between saves
         self.background = background
         self._signal = 0  # number of the signal that this process received, or 0
-        self._saved = time.monotonic()
-        # Since the last step, over all processes: requests to save, and processes whose background
-        # task was running.
+        self._saved = time.monotonic()  # when
+
+        # Over the batches since the last step, and over all processes: the number of requests to
+        # save, and of background tasks that were running.
         self._counts: Tensor | None = None  # int64 [2]; None before the first batch of a step
         self._host_counts = AsyncHostCopy(world.device)
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "SaveTrigger":
-        # Python sets signal handlers only there
+        # Python can set signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if not is_ignored_hangup(number):
@@ -92,7 +92,8 @@ class SaveTrigger:
     def all_reduce_sum(self, counts: Tensor) -> Tensor:
         """Return the sum of a one-dimensional tensor over all processes, as World.all_reduce_sum.
 
-        This process's requests are appended to what is sent, for `check`.
+        Two more numbers of this process are sent with it, for `check`: whether it requests to save,
+        and whether its background task is running.
         """
         if self.world.size == 1:
             return counts
@@ -100,8 +101,11 @@ class SaveTrigger:
         busy = counts.new_full((1,), self.background.busy)
         sums = self.world.all_reduce_sum(torch.cat([counts, save_requested, busy]))
 
-        requests = sums[-2:]
-        self._counts = requests if self._counts is None else self._counts + requests
+        appended = sums[-2:]
+        if self._counts is None:
+            self._counts = appended
+        else:
+            self._counts = self._counts + appended
         return sums[:-2]
 
     def check(self) -> tuple[bool, bool]:
@@ -119,7 +123,9 @@ class SaveTrigger:
             raise RuntimeError(
                 "the loss did not call `total`, as Loss.forward must once in each forward pass"
             )
-        save = all_idle = False
+        # On a GPU the counts of an earlier step arrive, so that the host does not wait.
+        save = False
+        all_idle = False
         for arrived in self._host_counts.push(counts):
             requests, busy = arrived.tolist()
             save = save or requests > 0
@@ -129,17 +135,18 @@ class SaveTrigger:
     def mark_saved(self) -> None:
         """Restart the interval after a save, and wait for rank 0, which writes the file."""
         self._host_counts.drain()
-        # the launcher has exited; its signal ends the run after the next step
+        # DistError: a launcher that exits stops the store through which processes wait. It has sent
+        # them a signal, too, which ends the run after the next step.
         with suppress(dist.DistError):
             self.world.wait_for_main()
         self._saved = time.monotonic()
 
     def agreed_signal(self) -> str:
         """Return the name of the signal that any process received, or "". A collective."""
-        # A collective of its own: the launcher may have exited.
+        # Not through the launcher's store, as World.broadcast_object: the launcher may have exited.
         number = int(self.world.all_gather_rows(torch.tensor([self._signal])).max())
         return signal.Signals(number).name if number else ""
 
     def barrier(self) -> None:
-        """Wait for all processes. Also a collective."""
+        """Wait for all processes. A collective, for the same reason."""
         self.world.all_gather_rows(torch.zeros(1))
