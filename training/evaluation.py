@@ -33,7 +33,7 @@ from utils.metrics.evaluation import Evaluation
 from utils.metrics.records import Detections
 from utils.progress import Progress
 
-PARTS = ("model", "postprocess")  # of the time for an image
+TIMED_PARTS = ("model", "postprocess")  # of the time for an image, besides loading
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,14 @@ class SplitPredictions:
     def evaluate(self) -> Evaluation:
         """Return the metrics of these detections."""
         truth = self.labels.ground_truth()
+        image_ids = self.labels.image_ids
         class_ids = np.arange(len(self.labels.category_ids))
-        ids = {"image_ids": self.labels.image_ids, "class_ids": class_ids}
+        coco = evaluate_boxes(truth, self.detections, image_ids=image_ids, class_ids=class_ids)
+        curves = operating_curves(truth, self.detections, image_ids=image_ids, class_ids=class_ids)
         return Evaluation(
             images=len(self.labels),
-            coco=evaluate_boxes(truth, self.detections, **ids),
-            curves=operating_curves(truth, self.detections, **ids),
+            coco=coco,
+            curves=curves,
             truth=truth,
             detections=self.detections,
             losses=self.losses,
@@ -77,23 +79,26 @@ def predict_split(
 ) -> SplitPredictions:
     """Return the detections of `model` on every image of `loader`, from all processes.
 
-    If it loads tiles, the detections of the tiles are merged.
+    If the loader loads tiles, their detections are merged to those of whole images.
 
     Args:
-        criterion: also compute the losses, of a model that is not exported or combined.
+        criterion: also compute its losses; not for an exported model, or for several.
         confidence: lowest score of a detection.
         iou: NMS IoU threshold, unless the model has its own.
-        max_detections: kept per image, over all classes.
-        title, active: of the progress bar, and whether it is shown.
-        interrupted: asked before each batch.
+        max_detections: how many to keep per image, over all classes.
+        title: of the progress bar.
+        active: whether the bar is shown.
+        interrupted: called before each batch; whether to stop.
 
     Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
     backend = model if isinstance(model, Backend) else TorchBackend(model)
     terms = criterion.terms if criterion else ()
-    rows = [np.zeros((0, 7))]
+
+    # Each starts with no rows, for a process without images.
+    rows = [np.zeros((0, 7))]  # a row per detection: see ImageDetections.rows
     clock: list[list[float]] = []  # a row per batch: images, seconds of the model, of the rest
-    losses = [torch.zeros(0, len(terms), device=world.device)]
+    losses = [torch.zeros(0, len(terms), device=world.device)]  # a row per batch
     sizes = [torch.zeros(0, 2, dtype=torch.float64)]  # a row per batch: its number, images
 
     batches = Progress(loader, total=len(loader), title=title, active=active)
@@ -113,29 +118,32 @@ def predict_split(
             losses.append(torch.stack([batch_losses[name] for name in terms])[None])
             sizes.append(torch.tensor([[number, len(images)]], dtype=torch.float64))
 
-        in_images = detections_in_images(
+        placements = [batch.placement_of(i) for i in range(len(images))]
+        image_sizes = loader.labels.sizes[batch.indices.numpy()].tolist()
+        by_image = detections_in_images(
             predicted.boxes_xyxy,
             predicted.scores,
-            [batch.placement_of(i) for i in range(len(images))],
-            loader.labels.sizes[batch.indices.numpy()].tolist(),
+            placements,
+            image_sizes,
             confidence=confidence,
             iou=backend.nms_iou(iou),
             max_detections=max_detections,
         )
-        for index, found in zip(batch.indices.tolist(), in_images, strict=True):
-            rows.append(found.rows(index))
+        for index, detections in zip(batch.indices.tolist(), by_image, strict=True):
+            rows.append(detections.rows(index))
         clock.append([len(images), forward_done - started, time.perf_counter() - forward_done])
 
+    # All processes stop if one was interrupted.
     if interrupted is not None:
         own = torch.tensor([interrupted()])
         if world.all_gather_rows(own).any():
             raise InterruptedRunError
 
+    # From all processes: the detections, the mean losses, and the times.
     gathered = world.all_gather_rows(torch.from_numpy(np.concatenate(rows))).numpy()
     if isinstance(loader.labels, TiledLabels):
-        limits: dict[str, Any] = {"iou": iou, "max_detections": max_detections}
-        gathered = merge_rows(gathered, world, **loader.labels.layout(), **limits)
-
+        layout = loader.labels.layout()
+        gathered = merge_rows(gathered, world, **layout, iou=iou, max_detections=max_detections)
     means = _mean_losses(torch.cat(losses), torch.cat(sizes), len(loader.labels), world)
     milliseconds = _times_per_image(clock, batches.waited, len(loader.labels), world)
     return SplitPredictions(
@@ -149,12 +157,14 @@ def predict_split(
 def _mean_losses(losses: Tensor, sizes: Tensor, images: int, world: World) -> list[float]:
     """Return the mean of each term over all images of the split.
 
-    losses: a row of terms per batch. sizes: [batches, 2], number and images of each batch. The
-    batches are added in the order of their numbers, the same for any number of ranks.
+    losses: a row of terms per batch. sizes: [batches, 2], number and images of each batch. images:
+    of the split.
     """
-    numbers, images_in = sizes.split(1, 1)
-    sums_of_own = losses.cpu().double() * images_in
-    by_batch = world.all_gather_rows(torch.cat([numbers, sums_of_own], 1))
+    numbers, images_in = sizes.split(1, 1)  # [batches, 1] each
+    own_sums = losses.cpu().double() * images_in
+    by_batch = world.all_gather_rows(torch.cat([numbers, own_sums], 1))
+
+    # Added one by one in the order of the batches, so that any number of ranks has the same bits.
     in_order = by_batch[by_batch[:, 0].argsort(), 1:]
     total = sum(in_order, torch.zeros(losses.shape[1]))
     means: list[float] = (total / images).tolist()
@@ -164,14 +174,19 @@ def _mean_losses(losses: Tensor, sizes: Tensor, images: int, world: World) -> li
 def _times_per_image(
     clock: list[list[float]], waited: float, images: int, world: World
 ) -> dict[str, float]:
-    """Return milliseconds per image: loading, and the PARTS. waited: seconds for data."""
-    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)  # without the first
-    timed, *seconds = world.all_gather_rows(warm).sum(0).tolist()
+    """Return milliseconds per image for loading and each of TIMED_PARTS, over all processes.
+
+    clock: a row per batch: number of images, seconds of each part. waited: seconds of this process
+    for data. images: of the split.
+    """
+    # The first batch of a process also loads kernels; it counts only if it is the only one.
+    warm = torch.tensor(clock[1:] or clock, dtype=torch.float64).view(-1, 3)
+    timed_images, *seconds = world.all_gather_rows(warm).sum(0).tolist()
     waited_by_all = world.all_gather_rows(torch.tensor([[waited]])).sum().item()
 
     milliseconds = {"load": waited_by_all / images * 1000}
-    for part, part_seconds in zip(PARTS, seconds, strict=True):
-        milliseconds[part] = 1000 * part_seconds / timed
+    for part, part_seconds in zip(TIMED_PARTS, seconds, strict=True):
+        milliseconds[part] = 1000 * part_seconds / timed_images
     return milliseconds
 
 
@@ -183,7 +198,10 @@ def evaluate_split(
 
 
 def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:
-    """Return detections sorted by image id, in one order for any number of processes."""
+    """Return detections sorted by image id, in one order for any number of processes.
+
+    rows: [D, 7], see ImageDetections.rows. labels: of whole images.
+    """
     image_ids = labels.image_ids[rows[:, 0].astype(np.int64)]
     order = np.argsort(image_ids, kind="stable")
     rows = rows[order]
@@ -200,8 +218,9 @@ def evaluate_best(
 ) -> tuple[Evaluation, int]:
     """Return the evaluation of best.pt, the same as by val.py, and its epoch, counted from 1.
 
-    table: of the model. active: whether a progress bar is shown.
+    table: the model's. active: whether a progress bar is shown.
     """
+    # Rank 0 reads the weights, and the others receive them.
     model = Detector(table)
     epoch = 0
     if world.is_main:  # other machines may have no access to the folder

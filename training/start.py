@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,10 @@ from utils.printable import counted, printable
 
 
 def check_model(cfg: str, weights: str, *, download: bool) -> None:
-    """Raise ValueError if the model or the checkpoint cannot be used, before time is spent on the
-    data set.
+    """Raise ValueError if the model table or the checkpoint cannot be used.
 
-    cfg, weights, download: as for `start_model`; missing weights that it would fetch are not
-    checked.
+    Called before time is spent on the data set. cfg, weights, download: as for `start_model`;
+    missing weights that it would download are not checked.
     """
     if Path(cfg).suffix in (".pt", ".pth"):
         raise ValueError(
@@ -56,16 +56,17 @@ def start_model(
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model of a new run, and the trained weights it starts from, None for random ones.
 
-    The head is fitted to the data if its anchors do not match the boxes.
+    The head's anchors are fitted to the data if they do not match its boxes.
 
     Args:
         cfg: a model table; '' means the checkpoint's table, or yolov5n.yaml without a checkpoint.
         weights: a checkpoint whose weights are copied where they fit, '' for none.
         names: of the classes.
-        anchors_per_level: to choose by the boxes; 0 for the table's own anchors.
-        fit: whether the head may be fitted to the boxes; with `anchors_per_level` it always is.
-        box_sizes: takes the model's largest stride, to a multiple of which images are rounded up,
-            and returns the widths and heights of the boxes in pixels at the training size, [N, 2].
+        anchors_per_level: how many to fit to the boxes; 0 for the table's own anchors.
+        fit: whether the table's own anchors may be replaced, if they do not match the boxes; those
+            of `anchors_per_level` always are.
+        box_sizes: takes the model's largest stride, and returns the widths and heights of the boxes
+            in pixels at the training size, rounded up to a multiple of the stride, [N, 2].
         anchor_t: a box and an anchor match if their widths and their heights differ by less than
             this factor.
         seed: for the anchor fitting.
@@ -74,6 +75,7 @@ def start_model(
 
     Raises ValueError as build_model and load_detector do.
     """
+    # The checkpoint whose weights are copied.
     if download:
         fetch_weights(weights)
     source: Detector | None = None
@@ -82,10 +84,13 @@ def start_model(
         source, checkpoint = load_detector(Path(weights))
         source_names = checkpoint["names"]
 
+    # The model, with random weights.
+    table: str | dict[str, Any] = cfg or "yolov5n.yaml"
     if source and not cfg:
-        model = build_model(source.table, len(names), anchors=anchors_per_level or None)
-    else:
-        model = build_model(cfg or "yolov5n.yaml", len(names), anchors=anchors_per_level or None)
+        table = source.table
+    model = build_model(table, len(names), anchors=anchors_per_level or None)
+
+    # Copy the weights that fit.
     origin = "from scratch"
     trained = None
     if source:
@@ -95,6 +100,7 @@ def start_model(
     classes = counted(len(names), "class")
     say(f"{cfg or weights or 'yolov5n.yaml'}: {parameters}, {classes}, {origin}")
 
+    # Anchors.
     if fit or anchors_per_level:
         sentence = model.fit_to_boxes(
             box_sizes(max(model.strides)),
@@ -113,7 +119,7 @@ def start_model(
 def _describe_transfer(
     model: Detector, copied: Copied, weights: str, num_classes: int
 ) -> tuple[str, TrainedWeights | None]:
-    """Return what was copied as text, and the trained weights; None if they do not count."""
+    """Return what was copied as text, and the trained weights; None if they count as untrained."""
     classes = f"{copied.classes} of {counted(num_classes, 'class')}"
     origin = f"{copied.tensors} of {copied.total} tensors and {classes} copied from {weights}"
     if copied.share <= 0.5:
@@ -146,7 +152,10 @@ def place_model(model: Detector, dtype: torch.dtype, world: World) -> None:
     Raises ValueError if the models of the processes differ.
     """
     model.to(dtype).to(memory_format=torch.channels_last).to(world.device)
-    fitted = {"source", *model.head.table_entries()}  # rank 0's are broadcast
-    compared = {key: value for key, value in model.table.items() if key not in fitted}
+
+    # The file's name may differ between machines. Fitted anchors need no comparison: they are a
+    # buffer of the head, and so replaced by rank 0's.
+    not_compared = {"source", *model.head.table_entries()}
+    compared = {key: value for key, value in model.table.items() if key not in not_compared}
     world.require_same("the model", compared)
     world.broadcast_([*model.parameters(), *model.buffers()])

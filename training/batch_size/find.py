@@ -35,8 +35,8 @@ def find_batch_size(
 ) -> int:
     """Return the largest global batch whose step stays within a share of the free memory.
 
-    The trial steps are on images of the most pixels and boxes; with --compile, the result is tried
-    with the compiled model too, on a GPU.
+    The trial steps are on images of the most pixels and boxes. With --compile and a GPU, the result
+    is tried with the compiled model too.
 
     Args:
         model: on this process's device; the trials use copies.
@@ -49,9 +49,13 @@ def find_batch_size(
     """
     criterion = build_loss(model.head, loss_gains(hyp, cfg.label_smoothing))
     criterion.to(weights_dtype(precision))
+
+    # The most that a batch of the run can hold: pixels and, in a mosaic, the boxes of four images.
     largest_side = image_size
     if cfg.multi_scale:
         largest_side = MultiScale.largest_side(image_size, max(model.strides))
+    percentile = 95  # of the images, by their number of boxes
+    boxes_per_image = 4 * labels.boxes_per_image(percentile) + 1
     step = TrialStep(
         model,
         criterion,
@@ -60,26 +64,31 @@ def find_batch_size(
         lr=hyp.lr0,
         momentum=hyp.momentum,
         image_size=largest_side,
-        boxes_per_image=4 * labels.boxes_per_image(95) + 1,  # a mosaic shows those of four images
+        boxes_per_image=boxes_per_image,
         world=world,
         one_shape=not (cfg.rect or cfg.multi_scale),
         draw=trial_drawing(labels, images, image_size, augmentation(hyp), rect=cfg.rect),
     )
+
+    # Not with DataParallel, whose replicas are not compiled.
+    compiles = cfg.compile != "off" and world.device.type == "cuda" and not world.devices
 
     def compiled_step(images_per_process: int) -> None:
         batch = GlobalBatch(images_per_process * world.size, world.size, nominal=hyp.nominal_batch)
         mode = mode_without_reuse(cfg.compile, batch.accumulate, world.device, say_nothing)
         step.compiled(images_per_process, mode)
 
-    compiles = cfg.compile != "off" and world.device.type == "cuda" and not world.devices
     check: Callable[[int], None] | None = compiled_step if compiles else None
+
+    def smallest_of_all(number: int) -> int:
+        return min(world.all_gather_object(number))
 
     size, sentence = choose_batch(
         step,
-        lambda number: min(world.all_gather_object(number)),
+        smallest_of_all,
         device=world.device,
         images=len(labels),
-        shares=max(world.size, len(world.devices)),
+        shares=max(world.size, len(world.devices)),  # processes, or devices of DataParallel
         local_processes=world.local_size,
         check=check,
     )

@@ -24,19 +24,22 @@ GRAPH_RUNS = 3
 
 
 class TrialStep:
-    """step(images): one training step, on a copy of the model, of `images` made-up images per
-    device.
+    """A training step of a copy of the model on made-up images, as many per device as it is given.
 
-    The step takes as much memory as any step of the run can take.
+    It takes as much memory as any step of the run can take.
 
     Args:
+        model: is copied.
+        criterion: the loss.
+        autocast: of the forward pass.
         optimizer, lr, momentum: as for build_optimizer.
         image_size: the largest image side in pixels, a multiple of the model's largest stride.
         boxes_per_image: as many as in a crowded batch.
+        world: with the device, or those of DataParallel.
         one_shape: whether all batches have one shape, so that cuDNN times its algorithms; some need
             much memory.
-        draw: draws so many images on the device, uint8 [B, H, W, 3], as the run does; None: empty
-            images of the host.
+        draw: takes a number of images and draws them on the device, uint8 [B, H, W, 3], as the run
+            does; None: empty images from the host.
     """
 
     def __init__(
@@ -71,13 +74,15 @@ class TrialStep:
         initialize_state(self.optimizer)
 
     def __call__(self, images: int) -> None:
+        """Run the step. images: per device."""
         count = images * max(len(self.world.devices), 1)
         targets = made_up_targets(count, self.boxes_per_image, self.image_size, self.world.device)
         with tuned_convolutions(self.one_shape):
-            pixels = self._pixels(count)  # kept until the end of the step, like a batch of the run
-            images_in_dtype = to_device(pixels, self.world.device, self.replica.model.dtype)
+            # Both are kept until the end of the step, as a batch of the run is.
+            pixels = self._pixels(count)
+            normalized = to_device(pixels, self.world.device, self.replica.model.dtype)
             with self.autocast:
-                raw = self.replica(self._scaled(images_in_dtype))
+                raw = self.replica(self._scaled(normalized))
             terms = self.criterion(raw, targets)
             self.criterion.weighted_sum(terms).backward()
             nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
@@ -85,10 +90,10 @@ class TrialStep:
             self.ema.update(self.replica.live_state())
 
     def compiled(self, images: int, mode: str) -> None:
-        """Run the same step of the compiled model, which takes a minute or more.
+        """Run the step GRAPH_RUNS times with the compiled model, which takes a minute or more.
 
-        It is run three times: torch warms a CUDA graph up, records it, and only then runs it in
-        memory of its own. Does nothing if torch cannot compile the model.
+        It has no effect if torch cannot compile the model. images: per device. mode: of
+        torch.compile.
         """
         self.replica.model.compile(mode=mode, dynamic=False)
         compile_halves(self.criterion)
@@ -96,7 +101,8 @@ class TrialStep:
             for _ in range(GRAPH_RUNS):
                 self(images)
         except Exception as error:
-            # Of any type, as in compile_model: then the run reports it, and is not compiled.
+            # Python, Triton and C++ compilers raise errors of any type. The run meets them again,
+            # reports them, and trains uncompiled.
             if is_out_of_memory(error):
                 raise
         finally:

@@ -31,7 +31,7 @@ NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
 def among(names: Sequence[str]) -> str:
-    """Return the names as a choice.
+    """Return the names as the text of a choice.
 
     >>> among(["a", "b", "c"])
     'a, b or c'
@@ -108,7 +108,7 @@ class TrainConfig:
         self._check_combinations()
 
     def _check_types(self) -> None:
-        """Values of a checkpoint were not checked by argparse."""
+        """Raise ValueError for a wrong type: argparse has not checked a checkpoint's values."""
         for name, default in _DEFAULTS.items():
             expected = type(default)
             actual = type(getattr(self, name))
@@ -168,14 +168,14 @@ class TrainConfig:
                 f"--optimizer {self.optimizer}: choose {among(OPTIMIZER_CHOICES)}{near}"
             )
         for name, choices in CHOICES.items():
-            known = getattr(self, name) in choices
-            self._require(name, known, f"choose one of {', '.join(choices)}")
+            allowed = getattr(self, name) in choices
+            self._require(name, allowed, f"choose one of {', '.join(choices)}")
 
     def _check_combinations(self) -> None:
         if self.compile != "off":
-            given = [name for name in NOT_WITH_COMPILE if getattr(self, name)]
-            named = " ".join(flag(name) for name in given)
-            require(not given, f"--compile and {named} cannot be used together")
+            contradicting = [flag(name) for name in NOT_WITH_COMPILE if getattr(self, name)]
+            named = " ".join(contradicting)
+            require(not contradicting, f"--compile and {named} cannot be used together")
         if self.shard:
             fp16 = "--shard and --amp fp16 cannot be used together: choose --amp bf16"
             require(self.amp != "fp16", fp16)

@@ -1,4 +1,4 @@
-"""The settings of a run in groups: the dataclasses of the parts that they configure."""
+"""The settings of a run in groups: one dataclass for each part of training that they configure."""
 
 from data import Augmentation
 from models.losses import LossGains
@@ -41,7 +41,10 @@ def loss_gains(hyp: Hyp, label_smoothing: float) -> LossGains:
 
 
 def schedule(cfg: TrainConfig, hyp: Hyp, batches: int) -> Schedule:
-    """Return the schedule of a run of `batches` batches. cfg: with the final batch size."""
+    """Return the schedule of learning rate, momentum and accumulation.
+
+    cfg: with the final batch size. batches: in the whole run.
+    """
     return Schedule(
         total=batches,
         epochs=cfg.epochs,
