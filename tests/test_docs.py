@@ -23,7 +23,7 @@ import torch
 from torch.distributed import launch as older_launcher
 from torch.distributed import run as launcher
 
-import data.formats
+import data.formats.registry
 import detect
 import export
 import train
@@ -566,7 +566,7 @@ EXTENDING = [
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an example registers is removed after the test."""
-    monkeypatch.setattr(data.formats, "FORMATS", data.formats.FORMATS)
+    monkeypatch.setattr(data.formats.registry, "FORMATS", data.formats.registry.FORMATS)
     before = [(registry, dict(registry)) for registry in (LAYERS, HEADS)]
     yield
     for registry, entries in before:

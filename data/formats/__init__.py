@@ -1,26 +1,6 @@
-"""The label formats of data sets.
-
-To add one, write a reader in a file here and add it to FORMATS.
-"""
-
-from pathlib import Path
+"""The label formats of data sets."""
 
 from data.formats.base import LabelFormat
-from data.formats.coco_json import CocoJson
-from data.formats.visdrone import VisDrone
-from data.formats.voc_xml import VocXml
-from data.formats.yolo_txt import YoloText
+from data.formats.registry import FORMATS, format_of
 
 __all__ = ["FORMATS", "LabelFormat", "format_of"]
-
-FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
-    CocoJson(),
-    VocXml(),
-    VisDrone(),
-    YoloText(),  # accepts everything, and raises an error for what it cannot read
-)
-
-
-def format_of(source: Path) -> LabelFormat:
-    """Return the reader of a source, an absolute path."""
-    return next(reader for reader in FORMATS if reader.accepts(source))

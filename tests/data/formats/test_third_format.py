@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import train
-from data import formats
 from data.dataset_yaml import read_data_yaml
+from data.formats import registry as formats
 from data.formats.base import ImageRows, ListedImage, SourceImages
 from data.formats.coco_json import CocoJson
 from data.formats.yolo_txt import YoloText

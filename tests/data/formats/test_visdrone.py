@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data import formats
+from data.formats import registry as formats
 from data.formats.visdrone import VisDrone, parse_visdrone
 from data.formats.yolo_txt import YoloText
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE

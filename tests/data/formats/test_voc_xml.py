@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data import formats
 from data.fetching import is_data
+from data.formats import registry as formats
 from data.formats.base import ImageRows, UnreadableLabelsError
 from data.formats.coco_json import CocoJson
 from data.formats.voc_annotation import MAX_BYTES, MAX_DEPTH
