@@ -572,12 +572,11 @@ def test_trial_drawing_draws_like_training_on_the_device(tmp_path: Path) -> None
     labels = write_data(tmp_path)
     images, _ = open_train_images(labels, "ram")
     on_device = DeviceImages(images, torch.device("cpu"))
-    strengths = {name: value for name, value in vars(NO_COPY_PASTE).items() if value}
-    draw = trial_drawing(labels, on_device, SIDE, strengths, rect=False)
+    draw = trial_drawing(labels, on_device, SIDE, NO_COPY_PASTE, rect=False)
     assert draw is not None
     pixels = draw(2 * len(labels) + 1)  # more than there are images
     assert pixels.dtype == torch.uint8
     assert pixels.shape == (2 * len(labels) + 1, SIDE, SIDE, 3)
     assert pixels.float().std() > 10
     assert draw(1).equal(pixels[:1])
-    assert trial_drawing(labels, images, SIDE, strengths, rect=False) is None  # the CPU draws
+    assert trial_drawing(labels, images, SIDE, NO_COPY_PASTE, rect=False) is None  # the CPU draws
