@@ -31,10 +31,11 @@ from models.export import FORMATS
 from utils.flags import FlagParser, check_command_line
 from utils.yolov5_flags import HINTS, NOT_IN_EXPORT
 
+# formats of YOLOv5 that other programs convert the ONNX file to
 OTHER_FORMATS = ("engine", "coreml", "tflite", "saved_model", "pb", "edgetpu", "tfjs", "paddle")
-COMPARED_IMAGES = 8
+COMPARED_IMAGES = 8  # on which a file is compared with torch
 EVALUATION_BATCH = 8
-MAX_LOSS = 0.01  # of mAP, by 8-bit integers
+MAX_LOSS = 0.01  # of mAP, above which 8-bit integers are reported to cost too much
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
@@ -162,8 +163,13 @@ def check_precision(args: Namespace) -> None:
     """Raise ValueError for a precision that one of the formats of --include does not have."""
     if args.half and args.int8:
         raise ValueError("--half and --int8 exclude each other: choose one")
-    with_int8 = [name for name, each in FORMATS.items() if each.int8_packages is not None]
-    half_on_cpu = [name for name, each in FORMATS.items() if not each.half_needs_gpu]
+    with_int8 = []
+    half_on_cpu = []
+    for name, export_format in FORMATS.items():
+        if export_format.int8_packages is not None:
+            with_int8.append(name)
+        if not export_format.half_needs_gpu:
+            half_on_cpu.append(name)
 
     for name in args.include:
         title = FORMATS[name].title
@@ -234,11 +240,12 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
     writer = open_writer(path, args, device, say)
     images = open_dataset_images(args, path, writer.model, say)
     if images:
-        compared = images.spread("val", COMPARED_IMAGES, say)
+        compared_images = images.spread("val", COMPARED_IMAGES, say)
     else:
-        compared = drawn_images(writer.model, COMPARED_IMAGES)
+        compared_images = drawn_images(writer.model, COMPARED_IMAGES)
 
-    # 8-bit files need images that show the ranges, and are judged by their loss of mAP.
+    # An 8-bit file is calibrated: images show the range of each map's values. It is judged by its
+    # loss of mAP.
     calibration: list[Tensor] = []
     map_before = 0.0
     if images and args.int8:
@@ -246,9 +253,9 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
         map_before = images.mean_ap(ReferenceBackend(writer.reference))
 
     def check(file: Path) -> None:
-        check_file(file, writer, compared, device, say)
+        check_file(file, writer, compared_images, device, say)
 
-    for name in dict.fromkeys(args.include):
+    for name in dict.fromkeys(args.include):  # each once
         written = writer.write(name, path, calibration, check)
         say(f"written to {written}")
         if images and args.int8:
@@ -259,15 +266,21 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
     """Return the writer of a checkpoint's files. Raises ValueError as load_detector does."""
     detector, saved = load_detector(path, args.head)
     known = description(saved)
-    stride = max(detector.strides)
 
-    sides = [fit_to_stride(side, stride, say) for side in args.imgsz or [known["image_size"]]]
+    # The size of images: a side, or height and width, of --imgsz or as trained.
+    stride = max(detector.strides)
+    wanted_sides = args.imgsz or [known["image_size"]]
+    sides = [fit_to_stride(side, stride, say) for side in wanted_sides]
     known["image_size"] = max(sides)
     canvas = None if args.dynamic else (sides[0], sides[-1])
 
     # A head that finds each object once has nothing to suppress.
-    iou = args.iou_thres if detector.needs_nms else 1.0
-    nms = Suppression(args.conf_thres, iou, args.topk_all, args.agnostic_nms)
+    nms = Suppression(
+        confidence=args.conf_thres,
+        iou=args.iou_thres if detector.needs_nms else 1.0,
+        max_detections=args.topk_all,
+        agnostic=args.agnostic_nms,
+    )
 
     precision = "fp32"
     if args.half:
@@ -296,9 +309,10 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
             f"{path}: exports the head {args.head or heads[0]}; choose with --head "
             f"({' or '.join(heads)})"
         )
-    is_first = args.head in ("", *heads[:1])
-    variant = "" if is_first else f"_{args.head}"
-    return Writer(detector.to(device).fuse().requires_grad_(False), model, variant)
+    first_head = heads[0] if heads else ""
+    variant = "" if args.head in ("", first_head) else f"_{args.head}"
+    fused = detector.to(device).fuse().requires_grad_(False)
+    return Writer(fused, model, variant)
 
 
 @dataclass(frozen=True)
@@ -320,7 +334,10 @@ class DatasetImages:
         )
 
     def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
-        """Return at most `count` images, evenly spread over the split, in batches of one."""
+        """Return `count` images, evenly spread over the split, in batches of one.
+
+        All images, if the split has fewer.
+        """
         labels = self.dataset.read(split, say)
         positions = np.linspace(0, len(labels) - 1, min(count, len(labels)))
         chosen = np.unique(positions.round().astype(int))
@@ -332,24 +349,26 @@ class DatasetImages:
 
         Non-maximum suppression is that of val.py, or of the file.
         """
-        fitting: Backend
+        # The model with the classes of the data set.
+        evaluated: Backend
         if self.dataset.single_class:
-            fitting = MergedClasses(backend)
+            evaluated = MergedClasses(backend)
         else:
-            fitting = loaded_from_metadata(backend).with_classes(self.dataset.names).backend
+            evaluated = loaded_from_metadata(backend).with_classes(self.dataset.names).backend
 
         nms = self.model.nms
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], EVALUATION_BATCH)
-        return evaluate_split(fitting, loader, World(fitting.device), **limits).coco.stats["AP"]
+        result = evaluate_split(evaluated, loader, World(evaluated.device), **limits)
+        return result.coco.stats["AP"]
 
 
 def open_dataset_images(
     args: Namespace, path: Path, model: ExportedModel, say: Say
 ) -> DatasetImages | None:
-    """Return the images of --data, or for --int8 of the checkpoint's data; None if not needed.
+    """Return the images of --data, or with --int8 of the checkpoint's own data; None without both.
 
-    Raises ValueError if --int8 has no data, or as open_dataset does.
+    Raises ValueError if there is no data for --int8, or as open_dataset does.
     """
     name = args.data
     if args.int8 and not name:
@@ -370,7 +389,8 @@ def open_dataset_images(
         single_class=model.single_class,
         cache_dir=args.cache_dir,
     )
-    return DatasetImages(dataset, model, loader_workers(args.workers, 8, CPU))
+    workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
+    return DatasetImages(dataset, model, workers)
 
 
 def open_exported(path: Path, device: torch.device) -> ExportedBackend:
@@ -390,7 +410,7 @@ def check_file(
 
     Args:
         path: the file.
-        writer: has written it.
+        writer: what has written it.
         images: batches to compare on.
         device: as given with --device.
         say: prints the differences.

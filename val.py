@@ -121,19 +121,20 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range."""
-    counts = (
+    lowest_values = (
         ("--batch-size", args.batch_size, 1),
         ("--max-det", args.max_det, 1),
         ("--workers", args.workers, 0),
     )
-    for flag, value, low in counts:
-        if value < low:
-            raise ValueError(f"{flag} {value}: choose {low} or more")
+    for flag, value, lowest in lowest_values:
+        if value < lowest:
+            raise ValueError(f"{flag} {value}: choose {lowest} or more")
     if args.imgsz and not 32 <= args.imgsz <= 8192:
         raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
-    for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
+    thresholds_of = (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres))
+    for flag, threshold in thresholds_of:
         if not 0 <= threshold <= 1:
             raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
 
@@ -190,7 +191,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     world.require_same("the command line", same_everywhere)
     log = RunLog(active=world.is_main)
 
-    # The models, and the data set that the first one was trained on
+    # The models, several of which make an ensemble, and the data set: by default the one that the
+    # first model was trained on
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     members = load_members(paths, world, args)
     first = members[0]
@@ -218,7 +220,7 @@ def main(args: Namespace, world: World) -> Evaluation:
     if note := crowded_images_note(labels.whole, args.max_det):
         log.say(note)
 
-    # The run folder
+    # The run folder, created by rank 0
     created = ""
     if world.is_main:
         created = str(new_run_folder(Path(args.project), args.name, args.exist_ok))
@@ -228,7 +230,7 @@ def main(args: Namespace, world: World) -> Evaluation:
             f"one process uses one device, {world.device}; --spawn starts a process for each device"
         )
 
-    # This rank's share of the images
+    # This rank's share of the images, letterboxed: all to one canvas, or each batch to its own
     image_size, canvas = choose_canvas(backend, first.image_size, args)
     loader = build_evaluation_loader(
         labels,
@@ -274,7 +276,7 @@ def main(args: Namespace, world: World) -> Evaluation:
 
 
 def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[LoadedModel]:
-    """Return the models of all files.
+    """Return the model of each file.
 
     Raises ValueError if the processes read different weights.
     """
@@ -294,9 +296,10 @@ def combine_members(
 ) -> Backend:
     """Return one backend of all models, with the classes of the data set.
 
-    augment: with test-time augmentation. Raises ValueError, with the file's path, if the classes of
-    a model differ from those of the data set.
+    augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if the
+    classes of a model differ from those of the data set.
     """
+    # With a single class all classes of a model are merged, so they may have any names.
     names = None if dataset.single_class else dataset.names
     combined = combine(paths, members, names, str(dataset.file), augment=augment)
     return MergedClasses(combined) if dataset.single_class else combined
@@ -309,7 +312,7 @@ def choose_canvas(
 
     trained_size: the long side that the model was trained with. Raises ValueError as `canvas_for`.
     """
-    wanted = [args.imgsz] if args.imgsz else []
+    wanted = [args.imgsz] if args.imgsz else []  # a long side, or nothing
     if args.square:
         side = args.imgsz or trained_size
         wanted = [side, side]
