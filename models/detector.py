@@ -10,7 +10,7 @@ B images, L levels, C classes, H W pixels of the images, N predictions per image
 import inspect
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -71,8 +71,8 @@ class Detector(nn.Module):
 
     recompute: False by default; True saves memory in training. A row with one input and parameters,
     except the head, then keeps only that input for the backward pass (models/recompute.py). Values
-    and gradients are bit-identical. Recomputing only C3 rows would keep twice the bytes (yolov5s:
-    42 % instead of 21 %) in 0.9 of the time, and YOLOv3 has no C3 rows.
+    and gradients are bit-identical. yolov5s then keeps 21 % of the bytes. Recomputing only its C3
+    rows would keep 42 %, in 0.9 of the time, and not every model has C3 rows.
 
     Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of
     different strides.
@@ -80,6 +80,7 @@ class Detector(nn.Module):
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         super().__init__()
+        # Checks the table; one that is already resolved stays as it is.
         self.table = resolve(table, None, table.get("nc"), channels=table.get("ch", 3))
         self.rows = parse_rows(self.table)
         self.layers = nn.ModuleList()
@@ -165,12 +166,14 @@ class Detector(nn.Module):
 
     def forward(self, images: Tensor) -> Raw:
         """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
-        # With AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of one
-        # column, and in gradients.
-        in_full = torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides)
+        # On CPUs with AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of
+        # one column, and in gradients: such images are computed in 32 bits.
+        precision: AbstractContextManager[object] = nullcontext()
+        if torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides):
+            precision = torch.autocast("cpu", enabled=False)
 
         maps: dict[int, Any] = {-1: images}
-        with torch.autocast("cpu", enabled=False) if in_full else nullcontext():
+        with precision:
             for row in self.rows:
                 maps[row.position] = self._run(row, maps)
                 for index in self._freed_after[row.position]:
@@ -283,15 +286,22 @@ def build_layer(
     if kind.multi_input and number != 1:
         raise row.error(f"{row.module} cannot be repeated: `number` must be 1, got {row.number}")
 
-    source = list(in_channels) if kind.multi_input else in_channels[0]
+    input_channels = list(in_channels) if kind.multi_input else in_channels[0]
     try:
-        layer = stack(kind, source, args, number, strides)
+        layer = stack(kind, input_channels, args, number, strides)
     except TypeError as error:
         raise row.error(f"an argument has the wrong type: {error}") from error
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise row.error(error) from error
 
-    info = LayerInfo(row.position, row.sources, number, 0, row.module, [source, *args])
+    info = LayerInfo(
+        row=row.position,
+        sources=row.sources,
+        number=number,
+        parameters=0,  # counted by `Detector.info`
+        module=row.module,
+        args=[input_channels, *args],
+    )
     return layer, info
 
 
@@ -324,8 +334,11 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
 
     Raises: ValueError that names the row if the number of channels is missing or out of range.
     """
-    words = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
-    args = [words.get(arg, arg) if isinstance(arg, str) else arg for arg in row.args]
+    values = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
+    args: list[Any] = []
+    for arg in row.args:
+        is_name = isinstance(arg, str) and arg in values
+        args.append(values[arg] if is_name else arg)
 
     if kind.scales_width and args:
         channels = args[0]
@@ -338,6 +351,7 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
 
 def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
     """Raise ValueError that names the row for a wrong number of arguments or a wrong type."""
+    # the first one is the input's channels
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     allowed = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
     required = [each for each in allowed if each.default is each.empty]
@@ -379,11 +393,11 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
     Computed once, when the model is built, because replicas of torch's DataParallel list no
     parameters.
     """
-    return frozenset(
-        row.position
-        for row, layer in zip(rows, layers, strict=True)
-        if not layer_class(row).multi_input and count_parameters(layer) > 0
-    )
+    positions = []
+    for row, layer in zip(rows, layers, strict=True):
+        if not layer_class(row).multi_input and count_parameters(layer) > 0:
+            positions.append(row.position)
+    return frozenset(positions)
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -440,7 +454,8 @@ def mismatched_tensors(
     """
     wanted = _signatures(model.state_dict(), types)
     given = _signatures(state, types)
-    return sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
+    all_names = sorted(wanted.keys() | given.keys())
+    return [name for name in all_names if wanted.get(name) != given.get(name)]
 
 
 def _signatures(tensors: Mapping[str, Tensor], types: bool) -> dict[str, tuple[Any, ...]]:

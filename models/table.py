@@ -1,10 +1,12 @@
 """Model tables: YAML files of rows [from, number, module, args], found, checked and resolved.
 
-A family of models has `scales: {s: [depth, width, most channels]}`; a table of one model has
-`depth_multiple`, `width_multiple` and `max_channels`. The most channels, before width multiplies
-them, may be left out. Both have `backbone` and `head`, and `anchors` if a row uses them. A resolved
-table describes one model and also has `nc`, `ch` and `source`: plain values that a checkpoint can
-store and that `Detector` is built from.
+A table describes a family of models or one model. Both have `backbone` and `head`, the rows, and
+`anchors` if a row uses them. A family also has `scales: {s: [depth, width, max channels]}`, and one
+model `depth_multiple`, `width_multiple` and `max_channels`. The max channels, a limit before width
+multiplies them, may be left out.
+
+A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
+checkpoint can store and that `Detector` is built from.
 """
 
 import math
@@ -26,11 +28,12 @@ MAX_BYTES = 1 << 18
 MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `number` of a row
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
-SMALLEST_ANCHOR = 1e-3  # pixels; like the next, far from the limits of float32
+# in pixels; far from the limits of float32
+SMALLEST_ANCHOR = 1e-3
 LARGEST_ANCHOR = 100_000
-# YAML 1.1
+# as YAML 1.1 writes them
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# not 007: YAML 1.1 reads octal, other readers decimal
+# not 007, which YAML 1.1 reads as octal and other readers as decimal
 WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})", re.ASCII)
 FRACTION = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 KEYS = (
@@ -105,7 +108,10 @@ def model_names() -> list[str]:
     >>> [name for name in model_names() if name.startswith("yolov5s")]
     ['yolov5s', 'yolov5s-p2', 'yolov5s6', 'yolov5su']
     """
-    return sorted(name for file in family_files() for name in names_in(file))
+    names = []
+    for file in family_files():
+        names += names_in(file)
+    return sorted(names)
 
 
 def names_in(file: Path) -> list[str]:
@@ -195,7 +201,7 @@ def resolve(
     """
     source = str(table.get("source", "model table"))
     check_keys(table, source)
-    depth, width, most_channels = multiples(table, scale, source)
+    depth, width, max_channels = multiples(table, scale, source)
 
     if not is_whole(num_classes, 1) or not is_whole(channels, 1):
         given = f"{num_classes} and {channels}"
@@ -207,8 +213,8 @@ def resolve(
         raise ValueError(f"{source}: `ch` is {wanted}, but the images have {channels} channels")
 
     optional: dict[str, Any] = {}
-    if most_channels is not None:
-        optional["max_channels"] = most_channels
+    if max_channels is not None:
+        optional["max_channels"] = max_channels
     if "anchors" in table:
         chosen = table["anchors"] if anchors is None else anchors
         optional["anchors"] = plain_anchors(chosen, source)
@@ -280,43 +286,39 @@ def _names_anchors(row: Any) -> bool:
 def multiples(
     table: Mapping[str, Any], scale: str | None, source: str
 ) -> tuple[float, float, int | None]:
-    """Return the depth and width multiples of a table's scale, and its most channels.
+    """Return the depth and width multiples of a table's scale, and its max channels.
 
-    The most channels are None for no limit.
+    The max channels are None for no limit.
 
     Raises: ValueError if the scale is unknown or missing, if a multiple is not a positive number up
-    to MAX_MULTIPLE, or if the most channels are not a whole number.
+    to MAX_MULTIPLE, or if the max channels are not a whole number.
     """
     values = _scale_values(table, scale, source)
-    depth_and_width = values
-    most: Any = []  # no value, or one
-    if isinstance(values, list):
-        depth_and_width = values[:2]
-        most = values[2:]
-
-    is_pair = isinstance(depth_and_width, list) and len(depth_and_width) == 2
-    if not is_pair or len(most) > 1 or not all(is_positive(value) for value in depth_and_width):
+    two_or_three = isinstance(values, list) and 2 <= len(values) <= 3
+    if not two_or_three or not all(is_positive(value) for value in values[:2]):
         given = reprlib.repr(values)
         raise ValueError(
             f"{source}: depth and width multiple must be two positive numbers, got {given}"
         )
 
-    if max(depth_and_width) > MAX_MULTIPLE:
+    depth, width = values[:2]
+    if max(depth, width) > MAX_MULTIPLE:
         limit = f"at most {MAX_MULTIPLE} is allowed"
-        raise ValueError(f"{source}: depth and width multiple are {depth_and_width}, {limit}")
+        raise ValueError(f"{source}: depth and width multiple are {values[:2]}, {limit}")
 
-    if not all(is_whole(value, 1) for value in most):
-        given = reprlib.repr(most[0])
-        raise ValueError(
-            f"{source}: the most channels must be a whole number, 1 or more, got {given}"
-        )
-
-    depth, width = depth_and_width
-    return float(depth), float(width), most[0] if most else None
+    max_channels: int | None = None
+    if len(values) == 3:
+        if not is_whole(values[2], 1):
+            given = reprlib.repr(values[2])
+            raise ValueError(
+                f"{source}: the most channels must be a whole number, 1 or more, got {given}"
+            )
+        max_channels = values[2]
+    return float(depth), float(width), max_channels
 
 
 def _scale_values(table: Mapping[str, Any], scale: str | None, source: str) -> Any:
-    """Return [depth, width] or [depth, width, most channels] of a scale, not checked yet.
+    """Return [depth, width] or [depth, width, max channels] of a scale, not checked yet.
 
     Raises: ValueError if the table has scales, and not this one.
     """
@@ -335,8 +337,10 @@ def _scale_values(table: Mapping[str, Any], scale: str | None, source: str) -> A
             hint = f"got {scale!r}"
         elif source.startswith("models/"):
             prefix = name_prefix(Path(source))
-            siblings = [file for file in family_files() if name_prefix(file) == prefix]
-            names = [name for file in siblings for name in names_in(file)]
+            names = []
+            for file in family_files():
+                if name_prefix(file) == prefix:
+                    names += names_in(file)
             hint = f"choose one of {', '.join(names)}"
         else:
             hint = (
@@ -429,13 +433,22 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
     if not isinstance(module, str) or not isinstance(args, (list, tuple)):
         raise ValueError(f"{where}: `module` must be a name and `args` a list")
 
-    # A negative `from` counts back from this row.
-    absolute = tuple(source + index if source < 0 else source for source in sources)
+    # A negative `from` counts back from this row; the images are in front of row 0.
+    absolute = []
+    for source in sources:
+        absolute.append(source + index if source < 0 else source)
     if not all(-1 <= source < index for source in absolute):
         allowed = f"0 to {index - 1}, or count back from it"
         raise ValueError(f"{where}: `from` must name rows above this one, {allowed}")
 
-    return TableRow(where, index, absolute, number, module, list(args))
+    return TableRow(
+        where=where,
+        position=index,
+        sources=tuple(absolute),
+        number=number,
+        module=module,
+        args=list(args),
+    )
 
 
 def format_row(row: Sequence[Any]) -> str:
@@ -451,7 +464,7 @@ def format_row(row: Sequence[Any]) -> str:
 
 
 def scale_channels(channels: int, width: float, most: int | None = None) -> int:
-    """Return `channels`, at most `most`, times `width`, rounded up to a multiple of 8.
+    """Return `channels`, limited to `most`, times `width`, rounded up to a multiple of 8.
 
     >>> scale_channels(64, 0.25), scale_channels(64, 0.3), scale_channels(1024, 0.75, 768)
     (16, 24, 576)

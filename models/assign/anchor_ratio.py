@@ -4,9 +4,10 @@ Pure functions of the targets: they use no prediction, and no gradient flows thr
 
 Shapes: B images, L levels, T targets, A anchors per level, M = T * A * 3 candidate matches of a
 level, H W cells of a level. A level's B * H * W * A predictions are numbered in this order, which
-is the memory order of a channels_last tensor. All candidates are kept, with a mask, so that shapes
-depend only on T and the host need not wait for a count. All levels are matched together, because a
-GPU is bound by the number of kernels here.
+is the memory order of a channels_last tensor.
+
+All candidates are kept, with a mask, so that shapes depend only on T and the host need not wait for
+a count. All levels are matched together, because a GPU is bound by the number of kernels here.
 """
 
 from collections.abc import Sequence
@@ -82,36 +83,37 @@ def match_anchors(
     sides = columns_and_rows(grids, targets).view(levels, 1, 1, 2)
     cells, inside = _claimed_cells(centers, sides)
 
-    def spread(values: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
-        """Broadcast to [L, T, A, 3, *dims], as [L, M, *dims]."""
+    def per_match(values: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
+        """Return values, broadcast to [L, T, A, 3, *dims], as [L, M, *dims]."""
         return values.expand(levels, len(targets), anchors_per_level, 3, *dims).flatten(1, 3)
 
-    valid = spread(fits[..., None] & inside[:, :, None])
+    valid = per_match(fits[..., None] & inside[:, :, None])
 
     # The number of each anchor's prediction in each cell, within its level.
-    count = columns_and_rows(grids, targets, torch.int64).view(levels, 2, 1, 1)
-    columns, rows = count.unbind(1)
+    grid_sizes = columns_and_rows(grids, targets, torch.int64).view(levels, 2, 1, 1)
+    columns, rows = grid_sizes.unbind(1)
     column, row = cells.long().unbind(-1)  # [L, T, 3]
     image = targets[:, :1].long()
     cell = (image * rows + row) * columns + column
     anchor = torch.arange(anchors_per_level, device=targets.device)[:, None]
-    number = spread(cell[:, :, None] * anchors_per_level + anchor)
+    number = per_match(cell[:, :, None] * anchors_per_level + anchor)
 
     # Entries that are not valid name any prediction of the level.
-    sizes_of_levels = [height * width * anchors_per_level for height, width in grids]
-    predictions_per_image = per_level(sizes_of_levels, targets, torch.int64)
-    prediction = distribute_invalid(number, valid, (predictions_per_image * images)[:, None])
+    predictions_per_image = [height * width * anchors_per_level for height, width in grids]
+    predictions = per_level(predictions_per_image, targets, torch.int64) * images  # [L]
+    prediction = distribute_invalid(number, valid, predictions[:, None])
 
+    # Boxes relative to the corner of the claimed cell.
     centers_in_cells = centers[:, :, None] - cells  # [L, T, 3, 2]
     boxes_in_cells = [
-        spread(centers_in_cells[:, :, None], (2,)),
-        spread(sizes[:, :, None, None], (2,)),
+        per_match(centers_in_cells[:, :, None], (2,)),
+        per_match(sizes[:, :, None, None], (2,)),
     ]
     return Matches(
         prediction=prediction,
-        class_id=spread(targets[:, None, None, 1].long().clamp(min=0)),
+        class_id=per_match(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat(boxes_in_cells, -1),
-        anchor_size=spread(anchors[:, None, :, None], (2,)),
+        anchor_size=per_match(anchors[:, None, :, None], (2,)),
         valid=valid,
     )
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from utils.distributed.torch_compile import is_traced
 
-# tuples of numbers: a few for each image size of multi-scale or rectangular training
-SHAPES_KEPT = 512
+# results of `per_level`: a few for each image size of multi-scale or rectangular training
+CACHED_RESULTS = 512
 
 
 def per_level(
@@ -17,8 +17,8 @@ def per_level(
 ) -> Tensor:
     """Return one number for each level, [L], on the device of `reference`.
 
-    It is created once, so do not change it in place, and on the device: a copy from the host would
-    make the host wait. dtype: that of `reference` if None.
+    The result is cached, so do not change it in place. It is created on the device, because a copy
+    from the host would make the host wait. dtype: that of `reference` if None.
 
     >>> per_level((8, 16), torch.zeros(1)).tolist()
     [8.0, 16.0]
@@ -27,8 +27,8 @@ def per_level(
     dtype = dtype or reference.dtype
 
     if is_traced(reference):
-        return _filled(numbers, dtype, reference.device)
-    return _kept(numbers, dtype, reference.device)
+        return _create(numbers, dtype, reference.device)
+    return _cached(numbers, dtype, reference.device)
 
 
 def columns_and_rows(
@@ -36,7 +36,8 @@ def columns_and_rows(
 ) -> Tensor:
     """Return the columns and rows of each level, [L, 2], for `grids` of rows and columns.
 
-    In the order of x and y. reference, dtype, and what not to do with the result: see `per_level`.
+    That is the order of x and y. The result is cached, so do not change it in place. reference,
+    dtype: see `per_level`.
 
     >>> columns_and_rows([(4, 6), (2, 3)], torch.zeros(1)).tolist()
     [[6.0, 4.0], [3.0, 2.0]]
@@ -47,13 +48,13 @@ def columns_and_rows(
     return per_level(sides, reference, dtype).view(len(grids), 2)
 
 
-def _filled(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _create(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     numbers = [torch.full((), value, dtype=dtype, device=device) for value in values]
     return torch.stack(numbers)
 
 
-@lru_cache(SHAPES_KEPT)
-def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # The first caller may be a validation, a later one training.
+@lru_cache(CACHED_RESULTS)
+def _cached(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # The first caller may be a validation, whose tensors training could not use.
     with torch.inference_mode(False):
-        return _filled(values, dtype, device)
+        return _create(values, dtype, device)

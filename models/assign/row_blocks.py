@@ -1,4 +1,4 @@
-"""Computes large tables of targets and predictions some rows at a time, to bound their memory."""
+"""Large tables of targets and predictions, computed some rows at a time to bound their memory."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ def in_row_blocks(
 ) -> tuple[Tensor, ...]:
     """Return the results of `function` for all rows of `tables`, computing `rows` at a time.
 
-    function: takes a block of rows of each table, and returns tensors with as many rows. In a
-    compiled function blocks are larger, since its code grows with their number.
+    function: takes a block of rows of each table, and returns tensors with as many rows. While
+    torch.compile traces this, blocks are larger, since the compiled code grows with their number.
 
     >>> doubled, = in_row_blocks(lambda block: (2 * block,), 2, torch.arange(5))
     >>> doubled.tolist()

@@ -40,8 +40,9 @@ def simota(
     largest IoUs with candidates of its image, rounded down, at least 1. A prediction that several
     boxes get is given to the cheapest box near it, even if that box did not get it.
 
-    Its authors let a box that has fewer than k cells around its center take other candidates. With
-    three levels it has at least 12, or 9 if the coarsest level is a single cell.
+    Its authors let a box whose center region has fewer than k cells take other candidates, too.
+    That is left out: with three levels the region has at least 12 cells, or 9 if the coarsest level
+    is a single cell, and k is at most 10.
 
     Args:
         boxes_xyxy: [B, N, 4] in pixels.
@@ -97,24 +98,26 @@ def _center_region(
     """
     levels = len(grids)
     stride = per_level(strides, targets)[:, None, None]  # [L, 1, 1]
-    count = columns_and_rows(grids, targets, torch.int64)[..., None]  # [L, 2, 1]
+    grid_size = columns_and_rows(grids, targets, torch.int64)[..., None]  # [L, 2, 1]
 
-    # Three columns and three rows around the center.  [T, L, 2, 3]
+    # Three columns and three rows around the center: the first whose middle is within the radius,
+    # and the next two.  [T, L, 2, 3]
     center = ((targets[:, 2:4] + targets[:, 4:]) / 2)[:, None, :, None]  # [T, 1, 2, 1]
     first_cell = (center / stride - 0.5 - RADIUS).floor().long() + 1
     cell = first_cell + torch.arange(3, device=targets.device)
 
     # The region is open: a cell at exactly 1.5 strides is outside.
     distance = ((cell + 0.5) * stride - center).abs()
-    near = (distance < RADIUS * stride) & (cell >= 0) & (cell < count)
+    near = (distance < RADIUS * stride) & (cell >= 0) & (cell < grid_size)
     near_column, near_row = near.unbind(2)  # [T, L, 3] each
-    column, row = cell.clamp(min=0).minimum(count - 1).unbind(2)
+    column, row = cell.clamp(min=0).minimum(grid_size - 1).unbind(2)
 
     # Their numbers among the predictions of an image.  [T, L, 3, 3]: row, column
     cells_per_level = [rows * columns for rows, columns in grids]
     cells_before = [sum(cells_per_level[:level]) for level in range(levels)]
     first_number = per_level(cells_before, targets, torch.int64)[:, None, None]
-    number = first_number + row[..., None] * count[:, :1] + column[:, :, None]
+    columns = grid_size[:, :1]
+    number = first_number + row[..., None] * columns + column[:, :, None]
     both_near = near_row[..., None] & near_column[:, :, None]
     return number.flatten(1), both_near.flatten(1)
 
@@ -182,7 +185,7 @@ def _dynamic_k(boxes_xyxy: Tensor, candidates: Tensor, image: Tensor, targets: T
         image_top = top.index_select(0, image)
         image_bottom = bottom.index_select(0, image)
         image_area = area.index_select(0, image)
-        counts = is_candidate.index_select(0, image)
+        image_candidates = is_candidate.index_select(0, image)
 
         # Overlap of each target with each of them.
         overlap_right = image_right.clamp_(max=x2)
@@ -197,7 +200,7 @@ def _dynamic_k(boxes_xyxy: Tensor, candidates: Tensor, image: Tensor, targets: T
         overlap = overlap_width.mul_(overlap_height)
         union = image_area.add_((x2 - x1) * (y2 - y1)).sub_(overlap)
         union.clamp_(min=torch.finfo(area.dtype).tiny)
-        iou = overlap.div_(union).mul_(counts)
+        iou = overlap.div_(union).mul_(image_candidates)
 
         largest = iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values
         return (largest.sum(1),)

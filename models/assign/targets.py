@@ -23,14 +23,14 @@ MIN_PADDED_ROWS = 16
 def pad_targets(targets: Tensor) -> Tensor:
     """Return targets [T, 6] padded with rows of class -2, so that few lengths occur.
 
-    They are four per power of two, at least 16.
+    There are four lengths from one power of two to the next; the shortest is 16.
 
     >>> [len(pad_targets(torch.zeros(n, 6))) for n in (0, 16, 17, 20, 21, 100, 500, 513)]
     [16, 16, 20, 20, 24, 112, 512, 640]
     """
     rows = max(len(targets), MIN_PADDED_ROWS)
 
-    # A quarter of the largest power of two below it, rounded up to whole steps.
+    # A step is a quarter of the largest power of two below the number of rows.
     step = 2 ** ((rows - 1).bit_length() - 3)
     padded_rows = math.ceil(rows / step) * step
 
@@ -44,14 +44,14 @@ def made_up_targets(images: int, boxes_per_image: int, side: int, device: torch.
 
     side: of the images, in pixels; a box has an eighth of it.
     """
-    owner = torch.arange(images).repeat_interleave(boxes_per_image)[:, None]
-    class_id = torch.zeros_like(owner)
+    image = torch.arange(images).repeat_interleave(boxes_per_image)[:, None]
+    class_id = torch.zeros_like(image)
 
     generator = torch.Generator().manual_seed(0)
-    low = torch.rand(len(owner), 2, generator=generator) * side * 0.8
+    low = torch.rand(len(image), 2, generator=generator) * side * 0.8
     high = low + side / 8
 
-    targets = torch.cat([owner, class_id, low, high], 1)
+    targets = torch.cat([image, class_id, low, high], 1)
     return pad_targets(targets.to(device))
 
 

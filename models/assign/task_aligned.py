@@ -71,7 +71,8 @@ def task_aligned(
     predicted[..., 2:].clamp_(min=0)
     predicted_terms = complete_iou_terms(predicted)  # [B, 8, N]
 
-    # How near a point must be to the middle of a box: no point is inside one of a negative class.
+    # Half the sides of a box, within which points must be from its middle; 0 for a negative class,
+    # so that no point is inside.
     half = boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH
     half = half.masked_fill((class_id < 0)[:, None], 0)
 
@@ -116,8 +117,8 @@ def task_aligned(
         rank = order.argsort(1)
         valid &= rank < kept
 
-    # Section 3.3: t is scaled so that its maximum for a target is that of u. The entries that are
-    # not valid may be NaN.
+    # Section 3.3: t is scaled so that its maximum for a target is that of u. Entries that are not
+    # valid become 0, because they may be NaN.
     alignment = alignment.where(valid, 0)
     iou = iou.where(valid, 0)
     largest_alignment = alignment.amax(1, keepdim=True)

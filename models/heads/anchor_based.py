@@ -24,8 +24,8 @@ class AnchorBasedHead(Head):
     """4 box values, an objectness logit and C class logits for each cell and anchor.
 
     YOLOv5's head, `Detect` in tables. `anchors_px` [L, A, 2] (width, height in pixels) is a buffer
-    and part of the state. If the given anchors grow from level to level while the strides shrink,
-    or the reverse, the order of their levels is reversed.
+    and part of the state. If the levels of the given anchors are in the opposite order of the
+    strides, they are reversed.
     """
 
     fitted = ("anchors_px",)
@@ -47,6 +47,7 @@ class AnchorBasedHead(Head):
         self.register_buffer("anchors_px", anchors_px)
 
         outputs = anchors_px.shape[1] * (5 + num_classes)
+        # named as in YOLOv5's checkpoints
         self.m = nn.ModuleList(OutputConv(channels, outputs, 1) for channels in in_channels)
         self.init_biases()
 
@@ -72,7 +73,7 @@ class AnchorBasedHead(Head):
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the box and objectness rows of an output convolution, and its class rows.
 
-        They are [A, 5, ...] and [C, A, ...].
+        They are [A, 5, ...] and [C, A, ...]. All classes share the anchors.
         """
         if key in self.fitted:
             return values, None
@@ -136,7 +137,8 @@ class AnchorBasedHead(Head):
         N runs over levels, anchors, rows, columns. A score is sigma(objectness) * sigma(class);
         with a single class, whose logit the loss does not train, it is sigma(objectness).
         """
-        boxes, scores = [], []
+        boxes = []
+        scores = []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
             raw = raw.float()
             level_boxes = decode_boxes(raw[..., :4], anchors, stride)
@@ -151,7 +153,7 @@ class AnchorBasedHead(Head):
     def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose objectness is above `confidence`.
 
-        No class can score higher.
+        A score is never higher than the objectness.
         """
         levels = []
         for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):

@@ -63,20 +63,22 @@ class Head(Layer, ABC):
     def decode_candidates(self, raw: Raw, confidence: float) -> tuple[Tensor, Tensor]:
         """Return what `decode` does, without predictions that have no score above `confidence`.
 
-        Boxes are [B, M, 4] and scores [B, M, C], M <= N.
+        Boxes are [B, M, 4] and scores [B, M, C], M <= N. Images with fewer predictions than others
+        are padded with zeros.
 
-        Images with fewer predictions than others are filled up with zeros. On a GPU this would make
-        the host wait; on a CPU it saves computing boxes and scores that would be discarded.
+        On a CPU this saves computing boxes and scores that would be discarded. On a GPU the host
+        would have to wait for M.
         """
         return self.decode(raw)
 
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split a tensor of the head's state: the part of all classes, and the part per class.
+        """Return the part of a tensor that all classes share, and the part with a row per class.
 
-        The second is [C, ...], or None if the tensor has no part per class. Both are views of
-        `values`, so that rows can be copied in place. key: the tensor's name in the head's
-        state_dict.
+        The second is [C, ...], or None if the tensor has no such part. Both are views of `values`,
+        so that rows can be copied in place.
+
+        key: the tensor's name in the head's state_dict. values: the tensor.
         """
 
     def choose_output(self, name: str) -> None:
@@ -100,14 +102,13 @@ class Head(Layer, ABC):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit the head to the box sizes and return a sentence on it; None if nothing is to fit.
+        """Fit the head to the box sizes and return a sentence on it; None if it has no anchors.
 
         Args:
             sizes: width and height in pixels at the training size, [N, 2].
             anchor_t: a box and an anchor match if their sides differ by less than this factor.
             seed: of the random numbers that fitting uses.
-            placeholders: the head's present values are only a starting point and are to be
-                replaced.
+            placeholders: whether the present anchors are only a start, and always replaced.
             broadcast: returns rank 0's value (JSON types), so that all processes end with the same
                 bits.
         """

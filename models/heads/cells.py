@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from utils.distributed.torch_compile import is_traced
 
-SHAPES_KEPT = 64  # image sizes of multi-scale or rectangular training
+CACHED_SHAPES = 64  # image sizes of multi-scale or rectangular training
 
 
 class OutputConv(nn.Conv2d):
@@ -52,7 +52,7 @@ def cells_and_strides(
     shape = (tuple(grids), tuple(strides), reference.dtype, reference.device)
     if is_traced(reference):
         return _create_cells(*shape)
-    return _kept_cells(*shape)
+    return _cached_cells(*shape)
 
 
 def _create_cells(
@@ -62,7 +62,8 @@ def _create_cells(
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     reference = torch.empty(0, dtype=dtype, device=device)
-    all_cells, all_strides = [], []
+    all_cells = []
+    all_strides = []
     for (rows, columns), stride in zip(grids, strides, strict=True):
         cells = grid_cells(rows, columns, reference).flatten(0, 1)
         all_cells.append(cells)
@@ -70,14 +71,14 @@ def _create_cells(
     return torch.cat(all_cells), torch.cat(all_strides)
 
 
-@lru_cache(SHAPES_KEPT)
-def _kept_cells(
+@lru_cache(CACHED_SHAPES)
+def _cached_cells(
     grids: tuple[tuple[int, int], ...],
     strides: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    # The first caller may be a validation, a later one training.
+    # The first caller may be a validation, whose tensors training could not use.
     with torch.inference_mode(False):
         return _create_cells(grids, strides, dtype, device)
 
@@ -87,8 +88,9 @@ def levels_by_image(
 ) -> tuple[Tensor, Tensor]:
     """Return boxes [B, M, 4] and scores [B, M, C] by their image.
 
-    M is the most rows of an image; others get zeros. levels: boxes [K, 4], scores [K, C] and images
-    [K] of each level. images: B.
+    M is the largest number of rows of an image; images with fewer are padded with zeros.
+
+    levels: of each level boxes [K, 4], scores [K, C], and the number of their image [K]. images: B.
 
     >>> level = torch.zeros(3, 4), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 2])
     >>> levels_by_image([level], 3)[1].tolist()
@@ -98,7 +100,7 @@ def levels_by_image(
     scores = torch.cat([level_scores for _, level_scores, _ in levels])
     image = torch.cat([level_image for _, _, level_image in levels])
 
-    # Sorted by image, the place of a row is its distance from its image's first row.
+    # Sorted by image, the place of a row within its image is its distance from the image's first.
     order = image.argsort(stable=True)
     sorted_image = image[order]
     counts = image.bincount(minlength=images)

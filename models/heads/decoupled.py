@@ -83,7 +83,8 @@ class DecoupledHead(Head):
 
         N runs over levels, rows, columns. A score is sigma(objectness) * sigma(class).
         """
-        boxes, scores = [], []
+        boxes = []
+        scores = []
         for values, stride in zip(raw, self.strides, strict=True):
             values = values.float()
             level_boxes = boxes_in_cells(values) * stride
@@ -95,7 +96,7 @@ class DecoupledHead(Head):
     def decode_candidates(self, raw: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose objectness is above `confidence`.
 
-        No class can score higher.
+        A score is never higher than the objectness.
         """
         levels = []
         for values, stride in zip(raw, self.strides, strict=True):

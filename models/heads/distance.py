@@ -18,9 +18,9 @@ from models.heads.cells import OutputConv, grid_cells, levels_by_image
 
 Levels = list[Tensor]  # raw maps [B, H, W, 4 D + C], one per level: the sides' bins, class logits
 
-START_BOXES = 5  # per image of 640 px: the classes start with the probability of so many boxes
-START_DISTANCE = 2.0  # strides, of a head without bins
-MAX_CLASSES = 100  # that widen the class branch
+START_BOXES = 5  # in an image of 640 px: how many the initial class probabilities stand for
+START_DISTANCE = 2.0  # initial distance of a head without bins, in strides
+MAX_CLASSES = 100  # the class branch has as many channels as classes, up to this
 
 
 class Branches(nn.Module):
@@ -104,9 +104,9 @@ class DistanceHead(Head):
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""
-        # branches.classes.LEVEL.2.weight: the output is the third layer of its branch
-        part = key.split(".")[1:]
-        if part[:1] == ["classes"] and part[2] == "2":
+        # Such a key is branches.classes.LEVEL.2.weight: the output is the third layer of a branch.
+        names = key.split(".")[1:]
+        if names[:1] == ["classes"] and names[2] == "2":
             return values[:0], values
         return values, None
 
@@ -119,7 +119,8 @@ class DistanceHead(Head):
 
         N runs over levels, rows, columns.
         """
-        boxes, scores = [], []
+        boxes = []
+        scores = []
         for values, stride in zip(raw, self.strides, strict=True):
             values = values.float()
             cells = grid_cells(values.shape[1], values.shape[2], values)
@@ -150,9 +151,9 @@ class DistanceHead(Head):
 class DualDistanceHead(DistanceHead):
     """A head trained with many predictions per box, and a copy of it trained with one per box.
 
-    `DualDistanceDetect` in tables. The copy, o2o, needs no NMS. It learns from maps whose gradient
-    is cut, so that only the first, o2m, trains the trunk. `decode` returns the boxes of o2o, unless
-    `choose_output` chose the other.
+    `DualDistanceDetect` in tables. The first is named o2m (one-to-many). The copy, o2o
+    (one-to-one), needs no NMS; it learns from detached maps, so that only o2m trains the layers
+    below. `decode` returns the boxes of o2o, unless `choose_output` chose o2m.
 
     Source: YOLOv10, arXiv 2405.14458, section 3.1.
     """
@@ -201,8 +202,8 @@ class DualDistanceHead(DistanceHead):
             chosen = self.branches if self.needs_nms else self.one_to_one
             return [chosen(maps)]
 
-        cut_maps = [x.detach() for x in maps]
-        return [self.branches(maps), self.one_to_one(cut_maps)]
+        detached_maps = [x.detach() for x in maps]
+        return [self.branches(maps), self.one_to_one(detached_maps)]
 
     def decode(self, raw: list[Levels]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] of the chosen output."""

@@ -68,15 +68,18 @@ class AnchorBasedLoss(Loss):
         self.num_classes = num_classes
         self.gains = gains
 
+        # The levels may be in any order of strides.
         finest_first = OBJECTNESS_BALANCE_OF_3 if levels == 3 else OBJECTNESS_BALANCE
-        order = sorted(range(levels), key=strides.__getitem__)
-        self.balance = [finest_first[order.index(level)] for level in range(levels)]
+        levels_finest_first = sorted(range(levels), key=lambda level: strides[level])
+        self.balance = [0.0] * levels
+        for level, weight in zip(levels_finest_first, finest_first, strict=False):
+            self.balance[level] = weight
 
         self.box_gain = gains.box * 3 / levels
         self.cls_gain = gains.cls * num_classes / 80 * 3 / levels
         self.obj_gain = gains.obj * 3 / levels
 
-        # What the logit of the right class, and those of all others, should give.
+        # The target of the right class, and that of all other classes.
         self.positive = 1 - gains.label_smoothing / 2
         self.negative = gains.label_smoothing / 2
 
@@ -88,17 +91,23 @@ class AnchorBasedLoss(Loss):
     def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Matches, Tensor]:
         """Return the matches of targets and anchors, and the counts [L + 1].
 
-        They are the number of matches of each level, and of images. raw: see `compute_terms`.
+        The counts are the number of matches of each level, and the number of images. raw: see
+        `compute_terms`.
         """
         images = len(raw[0])
         grids = [(level.shape[2], level.shape[3]) for level in raw]
-        found = match_anchors(
-            targets, self.anchors_px, self.strides, images, grids, self.gains.anchor_t
+        matches = match_anchors(
+            targets,
+            self.anchors_px,
+            strides=self.strides,
+            images=images,
+            grids=grids,
+            anchor_t=self.gains.anchor_t,
         )
 
+        match_counts = matches.valid.sum(1)
         image_count = torch.full((1,), images, device=targets.device)
-        counts = torch.cat([found.valid.sum(1), image_count])
-        return found, counts
+        return matches, torch.cat([match_counts, image_count])
 
     def compute_terms(
         self, raw: list[Tensor], targets: Tensor, assignment: Matches, counts: Tensor
@@ -106,16 +115,19 @@ class AnchorBasedLoss(Loss):
         """Return this process's share of each term.
 
         raw: predictions [B, A, H, W, 5 + C] per level, cx, cy, w, h, objectness, classes.
+        assignment: the matches. counts: of `assign`, summed over all processes.
         """
-        found = assignment
+        matches = assignment
         images, anchors = raw[0].shape[:2]
         grids = [(level.shape[2], level.shape[3]) for level in raw]
-        matches, all_images = counts.clamp(min=1).split([len(raw), 1])
+        match_counts, image_count = counts.clamp(min=1).split([len(raw), 1])
 
         # The predictions of each level, in the order of their numbers.  [P, 4], [P, 1], [P, C]
         # split() instead of slices: backward then writes the gradient once, without adding maps of
         # mostly zeros.
-        boxes, objectness, classes = [], [], []
+        boxes = []
+        objectness = []
+        classes = []
         for level in raw:
             rows = level.permute(0, 2, 3, 1, 4).flatten(0, 3)
             level_boxes, level_objectness, level_classes = rows.split([4, 1, self.num_classes], 1)
@@ -123,48 +135,55 @@ class AnchorBasedLoss(Loss):
             objectness.append(level_objectness)
             classes.append(level_classes)
 
-        # The levels one after another, so that the terms of all levels are computed together.
+        # The predictions of all levels are numbered one level after another, so that the terms of
+        # all levels are computed together.
         cells_per_image = [height * width for height, width in grids]
         cells_before = [sum(cells_per_image[:level]) for level in range(len(raw))]
-        first = per_level(cells_before, targets, torch.int64) * (images * anchors)
-        prediction = found.prediction + first[:, None]  # [L, M]
+        first_of_level = per_level(cells_before, targets, torch.int64) * (images * anchors)
+        prediction = matches.prediction + first_of_level[:, None]  # [L, M]
 
         # Boxes: 1 - CIoU, mean over the matches of a level.
         raw_boxes = at_least_float32(_rows_at(torch.cat(boxes), prediction))
-        iou = _predicted_iou(raw_boxes, found)  # [L, M]
-        box_sums = ((1 - iou) * found.valid).sum(1)
-        box = (box_sums / matches).sum()
+        iou = _predicted_iou(raw_boxes, matches)  # [L, M]
+        box_sums = ((1 - iou) * matches.valid).sum(1)
+        box = (box_sums / match_counts).sum()
 
-        # Objectness: cross entropy of all cells.  [cells of all levels, A]
+        # Objectness: cross entropy of all cells, whose target is the CIoU of their match.
+        # [cells of all levels, A]
         logits = at_least_float32(torch.cat(objectness)).view(-1, anchors)
-        quality = _best_of_each(
-            iou.detach().clamp(0, 1), prediction, found.valid, logits.numel()
-        ).view_as(logits)
+        match_quality = iou.detach().clamp(0, 1)
+        quality = _best_of_each(match_quality, prediction, matches.valid, logits.numel())
+        quality = quality.view_as(logits)
         ignored_levels = ignored_cells(targets, images, self.strides, grids)
         ignored = torch.cat([cells.flatten() for cells in ignored_levels])
         entropies = self._objectness_entropies(logits, quality, ignored)
 
         # The mean over the cells of an image, summed over images; weighted by level.
-        sums = []
+        image_sums = []
         levels = entropies.split([images * cells for cells in cells_per_image])
         for of_level, cells in zip(levels, cells_per_image, strict=True):
             image_means = of_level.view(images, cells, anchors).mean((1, 2))
-            sums.append(image_means.sum())
-        obj = (torch.stack(sums) * per_level(self.balance, entropies) / all_images).sum()
+            image_sums.append(image_means.sum())
+        balance = per_level(self.balance, entropies)
+        obj = (torch.stack(image_sums) * balance / image_count).sum()
 
         # Classes: cross entropy, mean over the matches of a level and classes.
-        class_sums = self._class_sums(classes, found)
-        cls = (class_sums / (matches * self.num_classes)).sum()
+        class_sums = self._class_sums(classes, matches)
+        cls = (class_sums / (match_counts * self.num_classes)).sum()
 
-        area = grids[0][0] * grids[0][1] * self.strides[0] ** 2 / 640**2  # (image side / 640)^2
+        # The gain of objectness is for images of 640 px: times (image side / 640)^2.
+        height, width = grids[0]
+        relative_area = height * width * self.strides[0] ** 2 / 640**2
         return {
             "box": box * self.box_gain,
-            "obj": obj * self.obj_gain * area,
+            "obj": obj * self.obj_gain * relative_area,
             "cls": cls * self.cls_gain,
         }
 
     def _objectness_entropies(self, logits: Tensor, quality: Tensor, ignored: Tensor) -> Tensor:
         """Return the cross entropy of each prediction, 0 for those that do not count; [cells, A].
+
+        Those in ignore regions count only if they have a match.
 
         logits: [cells, A]. quality: [cells, A], -1 for predictions without a match. ignored:
         [cells], whether the cell is in an ignore region.
@@ -173,43 +192,42 @@ class AnchorBasedLoss(Loss):
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pw)
         return loss * (matched | ~ignored[:, None])
 
-    def _class_sums(self, classes: Sequence[Tensor], found: Matches) -> Tensor:
+    def _class_sums(self, classes: Sequence[Tensor], matches: Matches) -> Tensor:
         """Return the sum of the cross entropies of each level's matches and classes, [L].
 
         It is 0 for a single class, which objectness covers. classes: logits [P, C] of each level.
 
-        Every class is first counted as negative; a second sum then corrects the class of each
-        match.
+        All classes of a match are first counted as wrong; a second sum then corrects its own class.
         """
         if self.num_classes == 1:
             return at_least_float32(classes[0].new_zeros(len(classes)))
 
-        right_logits, all_wrong = [], []
+        right_logits = []
+        sums_as_wrong = []
         for level, logits in enumerate(classes):
-            right_logit, wrong = self._as_negatives(
+            right_logit, sum_as_wrong = self._all_as_wrong(
                 logits,
-                found.prediction[level],
-                found.class_id[level],
-                found.valid[level].long(),
+                matches.prediction[level],
+                matches.class_id[level],
+                matches.valid[level].long(),
             )
             right_logits.append(right_logit)
-            all_wrong.append(wrong)
+            sums_as_wrong.append(sum_as_wrong)
 
         right_logit = torch.stack(right_logits)  # [L, M]: of each match's class
         as_right = self._cross_entropy(right_logit, self.positive, self.gains.cls_pw)
         as_wrong = self._cross_entropy(right_logit, self.negative, self.gains.cls_pw)
-        corrections = (as_right - as_wrong) * found.valid
-        return torch.stack(all_wrong) + corrections.sum(1)
+        corrections = (as_right - as_wrong) * matches.valid
+        return torch.stack(sums_as_wrong) + corrections.sum(1)
 
-    def _as_negatives(
+    def _all_as_wrong(
         self, logits: Tensor, prediction: Tensor, class_id: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits [M] of the matches' classes, and the sum if all classes were wrong.
+        """Return the logit of each match's class, [M], and a sum with all classes as wrong.
 
-        That is the sum of the cross entropies of all classes of the matches.
-
-        In crowded batches, where few predictions are unmatched, the sum runs over predictions, each
-        weighted by its number of matches, instead of over matches.
+        That is the sum of the cross entropies of all classes of all matches of a level, with the
+        target of a wrong class. It runs over the matches; or in crowded batches, where few
+        predictions are unmatched, over the predictions, each times its number of matches.
 
         logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
         """
@@ -244,9 +262,9 @@ class AnchorBasedLoss(Loss):
 def _rows_at(values: Tensor, index: Tensor) -> Tensor:
     """Return `values[index]`, with a gradient that has the same bits in every run.
 
-    A row that is read several times gets the sum of several gradients. On a CPU the gradient of
-    indexing adds them in the order in which its threads happen to come, that of `gather` in the
-    order of `index`. On a GPU it is the other way round. values: [P, K]. index: of any shape.
+    A row that is read several times gets the sum of several gradients, and their order decides the
+    last bits. On a CPU the order is fixed for `gather`, but not for indexing, whose threads come in
+    any order; on a GPU it is the other way round. values: [P, K]. index: of any shape.
     """
     if values.device.type != "cpu":
         return values[index]
@@ -254,15 +272,15 @@ def _rows_at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(0, places).view(*index.shape, values.shape[1])
 
 
-def _predicted_iou(raw: Tensor, found: Matches) -> Tensor:
+def _predicted_iou(raw: Tensor, matches: Matches) -> Tensor:
     """Return the complete IoU [L, M] of the predicted boxes with their matched boxes.
 
     raw: x, y, w, h [L, M, 4]. Both boxes are relative to the cell's corner.
     """
     doubled = raw.sigmoid() * 2
     centers, sizes = doubled.split(2, -1)
-    predicted = torch.cat([centers - 0.5, sizes.square() * found.anchor_size], -1)
-    return complete_iou(predicted, found.boxes.to(raw.dtype))
+    predicted = torch.cat([centers - 0.5, sizes.square() * matches.anchor_size], -1)
+    return complete_iou(predicted, matches.boxes.to(raw.dtype))
 
 
 def _best_of_each(quality: Tensor, prediction: Tensor, valid: Tensor, predictions: int) -> Tensor:

@@ -20,7 +20,7 @@ class LossGains:
         obj_pw, cls_pw: weight of positive against negative examples.
         anchor_t: a box and an anchor match if their widths and their heights differ by less than
             this factor.
-        fl_gamma: of the focal loss; 0 for plain cross entropy.
+        fl_gamma: gamma of the focal loss; 0 for plain cross entropy.
         label_smoothing: epsilon.
     """
 
@@ -47,7 +47,8 @@ class Loss(nn.Module, ABC):
 
     terms: ClassVar[tuple[str, ...]]
     uses: ClassVar[tuple[str, ...]]
-    compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # of compile_loss
+    # `assign` and `compute_terms`, compiled; set by compile_loss
+    compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     @classmethod
     @abstractmethod
@@ -55,11 +56,11 @@ class Loss(nn.Module, ABC):
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
     def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
-        """Adapt `weighted_sum` to an epoch, 0 to `epochs` - 1.
+        """Choose how `weighted_sum` weights the terms in an epoch, 0 to `epochs` - 1.
 
-        A pure function of its arguments, so that a resumed run continues with the same loss. The
-        terms must not depend on the epoch: they are compared between epochs. without_mosaic: the
-        epoch is one of the last ones, of --close-mosaic.
+        The weights depend on the arguments only, so that a resumed run continues with the same
+        loss. The terms must not depend on the epoch: they are compared between epochs.
+        without_mosaic: the epoch is one of the last ones, of --close-mosaic.
         """
 
     def forward(

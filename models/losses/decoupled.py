@@ -20,7 +20,8 @@ from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import iou_of_pairs, to_cxcywh
 
 AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
-# their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum
+# Their learning rate is for the mean over a batch of 64 images, Kestrel's for the sum: their gains
+# are divided by it.
 AUTHORS_BATCH = 64
 
 
@@ -28,7 +29,8 @@ class Predictions(NamedTuple):
     """Raw predictions of all levels, what they were assigned, and the cells they come from.
 
     values: [B, N, 5 + C]. boxes: x1, y1, x2, y2 in pixels, [B, N, 4]. cells: [N, 2], column and
-    row. strides: pixels per cell, [N, 1]. grids: rows and columns of each level.
+    row. strides: pixels per cell, [N, 1]. grids: rows and columns of each level. found: the
+    assignment.
     """
 
     values: Tensor
@@ -97,10 +99,15 @@ class DecoupledLoss(Loss):
         cells, strides = cells_and_strides(grids, self.strides, values)
         boxes = boxes_at(values, cells) * strides
 
-        given = values.detach()
-        objectness = given[..., 4]
-        classes = given[..., 5:]
-        found = simota(boxes.detach(), objectness, classes, grids, self.strides, targets)
+        detached = values.detach()
+        found = simota(
+            boxes_xyxy=boxes.detach(),
+            objectness=detached[..., 4],
+            classes=detached[..., 5:],
+            grids=grids,
+            strides=self.strides,
+            targets=targets,
+        )
 
         predictions = Predictions(values, boxes, cells, strides, grids, found)
         return predictions, found.valid.sum()[None]
@@ -108,26 +115,36 @@ class DecoupledLoss(Loss):
     def compute_terms(
         self, raw: list[Tensor], targets: Tensor, assignment: Predictions, counts: Tensor
     ) -> dict[str, Tensor]:
-        """Return this process's share of each term."""
-        values, boxes, cells, strides, grids, found = assignment
-        count = counts.clamp(min=1)[0]
+        """Return this process's share of each term.
 
-        # index_select instead of indexing, whose gradient sorts the places on a GPU. No prediction
-        # is valid twice, and the others have a gradient of 0, so the order of the sums does not
-        # matter.
+        assignment: the predictions with theirs. counts: of `assign`, summed over all processes.
+        """
+        values = assignment.values
+        found = assignment.found
+        num_assigned = counts.clamp(min=1)[0]
+
+        # The predictions of the slots, and what they were assigned.
+        # index_select is used instead of indexing, whose gradient sorts the places on a GPU. It
+        # adds gradients in any order, which does not matter here: a prediction is in at most one
+        # valid slot, and the gradient of the other slots is 0.
         rows = values.flatten(0, 1).index_select(0, found.prediction)  # [M, 5 + C]
-        predicted = boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
+        boxes = assignment.boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
         target = targets[found.target]  # [M, 6]
         target_boxes = target[:, 2:].to(rows.dtype)
 
-        iou = iou_of_pairs(predicted, target_boxes)  # [M]
-        box = ((1 - iou.square()) * found.valid).sum() / count
-        cls = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid) / count
-        obj = self._objectness_sum(values[..., 4], grids, targets, found) / count
+        iou = iou_of_pairs(boxes, target_boxes)  # [M]
+        box = ((1 - iou.square()) * found.valid).sum() / num_assigned
+        class_sum = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid)
+        cls = class_sum / num_assigned
+        objectness_sum = self._objectness_sum(values[..., 4], assignment.grids, targets, found)
+        obj = objectness_sum / num_assigned
 
-        point = found.prediction % len(cells)
-        aim = _raw_values(target_boxes, cells[point], strides[point])
-        l1 = ((rows[:, :4] - aim).abs().sum(1) * found.valid).sum() / count
+        # l1: the raw values, against those that give exactly the target's box.
+        cell_number = found.prediction % len(assignment.cells)
+        cells = assignment.cells[cell_number]
+        strides = assignment.strides[cell_number]
+        raw_targets = _raw_values(target_boxes, cells, strides)
+        l1 = ((rows[:, :4] - raw_targets).abs().sum(1) * found.valid).sum() / num_assigned
 
         terms = {"box": box, "obj": obj, "cls": cls, "l1": l1}
         return {name: term * self.gains[name] for name, term in terms.items()}
@@ -135,7 +152,8 @@ class DecoupledLoss(Loss):
     def _class_sum(self, logits: Tensor, classes: Tensor, iou: Tensor, valid: Tensor) -> Tensor:
         """Return the sum of the cross entropies of assigned predictions and classes.
 
-        logits: [M, C]. classes, iou, valid: [M].
+        The target is the IoU for the target's class, and 0 for the others. logits: [M, C]. classes,
+        iou, valid: [M].
         """
         class_ids = torch.arange(logits.shape[1], device=classes.device)
         wanted = (classes[:, None] == class_ids) * iou[:, None]  # [M, C]
@@ -145,15 +163,15 @@ class DecoupledLoss(Loss):
     def _objectness_sum(
         self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assignment
     ) -> Tensor:
-        """Return the sum over predictions that are assigned or outside ignore regions.
+        """Return the sum of the cross entropies of objectness.
 
-        logits: [B, N].
+        Over the predictions that are assigned or outside ignore regions. logits: [B, N].
         """
         assigned = assigned_predictions(found.prediction, found.valid, logits)
         ignored = ignored_predictions(targets, len(logits), self.strides, grids)
-        counts = (assigned > 0) | ~ignored
+        is_counted = (assigned > 0) | ~ignored
         entropy = F.binary_cross_entropy_with_logits(logits, assigned, reduction="none")
-        return (entropy * counts).sum()
+        return (entropy * is_counted).sum()
 
 
 def _raw_values(boxes_xyxy: Tensor, cells: Tensor, strides: Tensor) -> Tensor:

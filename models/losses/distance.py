@@ -1,4 +1,4 @@
-"""Box, class and distance terms of the heads of distances, normalized over all processes.
+"""Box, class and distance terms of the distance heads, normalized over all processes.
 
 B images, L levels, H W cells of a level, N predictions per image over all levels, C classes, D
 bins, T targets, M slots.
@@ -21,12 +21,13 @@ from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 GAIN_WITHOUT_BINS = 6.0  # of the term dfl
-# sums of target scores are exact in multiples of 1 / this, in any order of processes
+# Target scores are summed as multiples of 1 / this: such sums are exact, so that the order of
+# processes does not matter.
 FIXED_POINT = 1 << 24
 BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
-CANDIDATES = 10
+CANDIDATES = 10  # per target
 CANDIDATES_ONE_TO_ONE = 7
-# of o2m in the total, in the first and in the last epoch
+# of the one-to-many terms (o2m) in the total, in the first and in the last epoch
 FIRST_WEIGHT = 0.8
 LAST_WEIGHT = 0.1
 
@@ -35,7 +36,8 @@ class Predictions(NamedTuple):
     """Raw predictions of all levels, what they were assigned, and the cells they come from.
 
     values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids:
-    rows and columns of each level. size: width and height of the images in pixels.
+    rows and columns of each level. size: width and height of the images in pixels. found: the
+    assignment.
     """
 
     values: Tensor
@@ -54,6 +56,13 @@ class DistanceLoss(Loss):
     dfl: w times the cross entropy of the two bins next to each distance, mean of the four sides;
     without bins, w times the absolute difference of the distances as fractions of the image, mean
     of the four sides.
+
+    Args:
+        strides: pixels per cell of each level.
+        bins: D of the head; 1 for a head without bins.
+        gains: factors of the authors' gains; None for 1.
+        candidates: how many predictions are candidates for a target.
+        kept: how many of them are assigned to it; None: all.
 
     Source: TOOD, arXiv 2108.07755, equations 5 to 8 (with cross entropy); GFL, arXiv 2006.04388,
     equation 6; YOLO26, arXiv 2606.03748, for the term without bins and for lengthening small boxes
@@ -79,7 +88,7 @@ class DistanceLoss(Loss):
         self.kept = kept
 
         self.gains = dict(AUTHORS_GAINS)
-        self.smallest = 0.0
+        self.smallest = 0.0  # side of a box, see `task_aligned`
         if bins == 1:
             self.gains["dfl"] = GAIN_WITHOUT_BINS
             self.smallest = float(sorted(strides)[:2][-1])  # the second stride, if there is one
@@ -113,14 +122,14 @@ class DistanceLoss(Loss):
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
         values = torch.cat([level.flatten(1, 2) for level in levels], 1)
-        cell, stride = cells_and_strides(grids, self.strides, values)
+        cells, strides = cells_and_strides(grids, self.strides, values)
 
-        given = values.detach()
-        sides = sides_of(given, self.bins)
+        detached = values.detach()
+        sides = sides_of(detached, self.bins)
         found = task_aligned(
-            boxes_xyxy=boxes_around(sides, cell) * stride,
-            classes=given[..., 4 * self.bins :],
-            points=(cell + 0.5) * stride,
+            boxes_xyxy=boxes_around(sides, cells) * strides,
+            classes=detached[..., 4 * self.bins :],
+            points=(cells + 0.5) * strides,
             targets=targets,
             candidates=self.candidates,
             kept=self.kept,
@@ -129,7 +138,9 @@ class DistanceLoss(Loss):
 
         rows, columns = grids[0]
         size = (columns * self.strides[0], rows * self.strides[0])
-        return Predictions(values, cell, stride, grids, size, found)
+        return Predictions(
+            values=values, cells=cells, strides=strides, grids=grids, size=size, found=found
+        )
 
     def terms_of(
         self, predictions: Predictions, targets: Tensor, count: Tensor, ignored: Tensor
@@ -138,27 +149,28 @@ class DistanceLoss(Loss):
 
         count: the normalizer. ignored: bool [B, N], predictions in ignore regions.
         """
-        values, cells, strides, _, size, found = predictions
-        first_class = 4 * self.bins
+        values = predictions.values
+        found = predictions.found
+        first_class = 4 * self.bins  # the number of the first class logit
         weight = found.target_score.to(values.dtype)  # [M], 0 where not valid
 
-        # What the predictions were assigned: boxes in cells of their level.  [M, 4]
-        point = found.prediction % len(cells)
-        cell = cells[point]
-        stride = strides[point]
+        # What the predictions of the slots were assigned: boxes in cells of their level.  [M, 4]
+        cell_number = found.prediction % len(predictions.cells)
+        cell = predictions.cells[cell_number]
+        stride = predictions.strides[cell_number]
         target = targets[found.target]  # [M, 6]
         target_boxes = target[:, 2:].to(values.dtype) / stride
 
         # Their own logits: of the sides, [M, 4 D], and of the target's class, [M].
-        # index_select and gather instead of indexing, whose gradient sorts the places on a GPU. No
-        # prediction is valid twice, and the others have a gradient of 0, so the order of the sums
-        # does not matter.
+        # index_select and gather are used instead of indexing, whose gradient sorts the places on a
+        # GPU. They add gradients in any order, which does not matter here: a prediction is in at
+        # most one valid slot, and the gradient of the other slots is 0.
         side_logits = values.flatten(0, 1)[:, :first_class].index_select(0, found.prediction)
         class_id = target[:, 1].long().clamp(min=0)
         class_place = found.prediction * values.shape[2] + first_class + class_id
         class_logit = values.flatten().gather(0, class_place)
 
-        # box: 1 - CIoU.
+        # box: 1 - CIoU, with no side of a box below 0.
         sides = sides_of(side_logits, self.bins)
         boxes = to_cxcywh(boxes_around(sides, cell))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
@@ -171,18 +183,19 @@ class DistanceLoss(Loss):
         if self.bins > 1:
             difference = bin_entropy(side_logits.unflatten(1, (4, self.bins)), distances)
         else:
-            pixels = (sides - distances).abs() * stride
-            difference = torch.cat([pixels[:, 0::2] / size[0], pixels[:, 1::2] / size[1]], 1)
+            width, height = predictions.size
+            pixels = (sides - distances).abs() * stride  # left, top, right, bottom
+            difference = torch.cat([pixels[:, 0::2] / width, pixels[:, 1::2] / height], 1)
+        dfl = (difference.mean(1) * weight).sum()
 
         # cls: cross entropy, which is linear in its target: softplus(x) for a target of 0, minus
         # x times the target.
         classes = values[..., first_class:]
         assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
-        counts = ((assigned > 0) | ~ignored).flatten()
-        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * counts).sum()
+        is_counted = ((assigned > 0) | ~ignored).flatten()
+        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * is_counted).sum()
         cls = cls - (class_logit * weight).sum()
 
-        dfl = (difference.mean(1) * weight).sum()
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
 
@@ -190,10 +203,11 @@ class DistanceLoss(Loss):
 class DualDistanceLoss(Loss):
     """The loss terms of a `DualDistanceHead`: those of o2m and, named o2o_*, those of o2o.
 
-    o2o is assigned one prediction per box.
+    o2m is one-to-many: each box is assigned several predictions. o2o is one-to-one.
 
-    `weighted_sum` weights the first with 0.8, falling to 0.1 over the epochs, the second with the
-    rest. The terms themselves are not weighted, so that they can be compared between epochs.
+    `weighted_sum` weights the terms of o2m with 0.8, falling to 0.1 over the epochs, and those of
+    o2o with the rest to 1. The terms themselves are not weighted, so that they can be compared
+    between epochs.
 
     Source: YOLOv10, arXiv 2405.14458, section 3.1; the weights YOLO26, arXiv 2606.03748.
     """
@@ -226,8 +240,8 @@ class DualDistanceLoss(Loss):
     def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
         """Move the weight from o2m to o2o."""
         progress = epoch / max(epochs - 1, 1)
-        left = max(0.0, 1 - progress)
-        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * left
+        remaining = max(0.0, 1 - progress)
+        self.o2m_weight = LAST_WEIGHT + (FIRST_WEIGHT - LAST_WEIGHT) * remaining
 
     def assign(
         self, raw: Sequence[Levels], targets: Tensor
