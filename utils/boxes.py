@@ -19,7 +19,8 @@ def to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     """
     low = boxes_xyxy[..., :2]
     high = boxes_xyxy[..., 2:]
-    return torch.cat([(low + high) / 2, high - low], -1)
+    center = (low + high) / 2
+    return torch.cat([center, high - low], -1)
 
 
 def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
@@ -47,21 +48,21 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
 
 
 def _area(size: Tensor) -> Tensor:
-    """Width times height [...] of sizes [..., 2].
+    """Return width times height [...] of sizes [..., 2].
 
-    Not `prod`, whose gradient reads the number of zeros on the host.
+    Not by `prod`, whose gradient reads the number of zeros on the host.
     """
     width, height = size.unbind(-1)
     return width * height
 
 
 def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return the complete IoU (CIoU) of box i with target i.
+    """Return the complete IoU (CIoU) of box i with target i: [N], in (-1.5, 1].
 
-    [N], in (-1.5, 1], never above the IoU. Both inputs are [N, 4] in the same unit, pixels or
-    cells, or of shapes that broadcast. Widths and heights must not be negative, and should be much
-    larger than eps, which prevents a division by zero for empty boxes. No gradient flows through
-    the weight of the aspect-ratio term.
+    It is never above the IoU. Both inputs are [N, 4] in the same unit, pixels or cells, or of
+    shapes that broadcast. Widths and heights must not be negative, and should be much larger than
+    eps, which prevents a division by zero for empty boxes. No gradient flows through the weight of
+    the aspect-ratio term.
 
     Source: Zheng et al., Distance-IoU Loss (arXiv 1911.08287), equations 7 and 9 to 11.
 
@@ -77,8 +78,8 @@ def complete_iou(boxes_cxcywh: Tensor, targets_cxcywh: Tensor, eps: float = 1e-7
 def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     """Return the terms of boxes [..., N, 4] that `complete_iou_of_terms` takes, [..., 8, N].
 
-    They are the center x, y, the sides left, top, right, bottom, the area, and the angle
-    atan(width / height): what a pair needs of each of its boxes, computed once for many pairs.
+    What a pair needs of each of its boxes, computed once for many pairs: the center x, y, the sides
+    left, top, right, bottom, the area, and the angle atan(width / height).
     """
     center, size = boxes_cxcywh.split(2, -1)
     low = center - size / 2
@@ -88,7 +89,8 @@ def complete_iou_terms(boxes_cxcywh: Tensor, eps: float = 1e-7) -> Tensor:
     width, height = size.unbind(-1)
     area = width * height
     angle = torch.atan(width / (height + eps))
-    return torch.cat([points.mT, torch.stack([area, angle], -2)], -2)
+    shape = torch.stack([area, angle], -2)  # [..., 2, N]
+    return torch.cat([points.mT, shape], -2)
 
 
 def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> Tensor:
@@ -100,11 +102,8 @@ def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> 
     """
     # Pairs of x and y, [..., 2, N], are computed together: half as many kernels on a GPU. Not every
     # result has a name, so that its memory, still in the cache of a CPU, is reused by the next one.
-    sizes = [2, 2, 2, 1, 1]
-    center, low, high, area, angle = boxes.split(sizes, -2)
-    target_center, target_low, target_high, target_area, target_angle = targets.split(sizes, -2)
-    area, target_area = area.squeeze(-2), target_area.squeeze(-2)
-    angle, target_angle = angle.squeeze(-2), target_angle.squeeze(-2)
+    center, low, high, area, angle = _split_terms(boxes)
+    target_center, target_low, target_high, target_area, target_angle = _split_terms(targets)
 
     # IoU.
     overlap_sides = (torch.minimum(high, target_high) - torch.maximum(low, target_low)).clamp(min=0)
@@ -112,13 +111,14 @@ def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> 
     overlap = overlap_width * overlap_height
     iou = overlap / (area + target_area - overlap + eps)
 
-    # Equation 7: rho^2 / c^2, the distance of the centers against the diagonal of the smallest box
-    # around both.
+    # c^2 of equation 7: the squared diagonal of the smallest box around both.
     hull_squared = (torch.maximum(high, target_high) - torch.minimum(low, target_low)).square()
     hull_width_squared, hull_height_squared = hull_squared.unbind(-2)
-    diagonal_squared = hull_width_squared + hull_height_squared + eps
+    c_squared = hull_width_squared + hull_height_squared + eps
+
+    # rho^2 of equation 7: the squared distance of the centers.
     apart_x_squared, apart_y_squared = (center - target_center).square().unbind(-2)
-    distance = (apart_x_squared + apart_y_squared) / diagonal_squared
+    distance = (apart_x_squared + apart_y_squared) / c_squared
 
     # Equations 9 and 11: v, the difference of the aspect ratios, and alpha, its weight.
     v = 4 / math.pi**2 * (target_angle - angle).square()
@@ -127,3 +127,9 @@ def complete_iou_of_terms(boxes: Tensor, targets: Tensor, eps: float = 1e-7) -> 
 
     # Equation 10, as 1 - L_CIoU.
     return iou - distance - alpha * v
+
+
+def _split_terms(terms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return center, low and high, [..., 2, N] each, and area and angle, [..., N], of the terms."""
+    center, low, high, area, angle = terms.split([2, 2, 2, 1, 1], -2)
+    return center, low, high, area.squeeze(-2), angle.squeeze(-2)
