@@ -11,7 +11,7 @@ BIT_DEPTHS = (8, 10, 12, 14, 16)  # of cameras and scanners
 def bit_depth(image: np.ndarray) -> int:
     """Return the smallest of BIT_DEPTHS that holds the largest value of an image.
 
-    Of a uint8 or uint16 image of any shape.
+    image: uint8 or uint16, of any shape.
 
     >>> [bit_depth(np.array([most], np.uint16)) for most in (0, 255, 256, 4095, 4096, 65535)]
     [8, 8, 10, 12, 14, 16]
@@ -39,6 +39,7 @@ def to_8_bits(image: np.ndarray) -> np.ndarray:
         return image
     full_scale = (1 << bit_depth(image)) - 1
     values = np.arange(full_scale + 1, dtype=np.uint32)
-    # no value is halfway: full_scale is odd
-    table = ((values * 255 + full_scale // 2) // full_scale).astype(np.uint8)
+    # Rounded to the nearest. No value is halfway: full_scale is odd.
+    rounded = (values * 255 + full_scale // 2) // full_scale
+    table = rounded.astype(np.uint8)
     return table[image]

@@ -38,6 +38,7 @@ IMAGE_SUFFIXES = frozenset(
 MAX_PIXELS_PER_BYTE = 4000
 # 10 blocks of 64 coefficients of 27 bits: less could end before it changes a pixel
 MAX_BYTES_PER_UNIT = 2160
+
 # PFM, HDR, EXR, with any suffix
 FLOAT_STARTS = (b"PF\n", b"Pf\n", b"#?RADIANCE", b"#?RGBE", b"v/1\x01")
 FLOAT_VALUES = "has floating-point values, whose range is unknown"
@@ -53,14 +54,14 @@ def is_image_name(name: str) -> bool:
     >>> is_image_name("a.JPG"), is_image_name("a.txt"), is_image_name("._a.jpg")
     (True, False, False)
     """
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    _, suffix = os.path.splitext(name)
+    return suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Return the pixels of an image file.
+    """Return the pixels of an image file: uint8 [H, W, 3], blue green red, upright.
 
-    uint8 [H, W, 3], blue green red (OpenCV's order), upright. Raises ValueError if the file cannot
-    be read, and as `decode_bgr` does.
+    Raises: ValueError if the file cannot be read, and as `decode_bgr` does.
     """
     return decode_bgr(read_bytes(path), path)
 
@@ -68,17 +69,17 @@ def read_image(path: str | Path) -> np.ndarray:
 def read_bytes(path: str | Path) -> bytes:
     """Return the contents of a regular file.
 
-    Raises ValueError with its path if it cannot be read.
+    Raises: ValueError with its path if it cannot be read.
     """
-    try:  # reading a pipe may never end, so only regular files are read
+    try:
+        # Reading a pipe may never end, so only regular files are read.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a regular file")
         with open(path, "rb") as stream:
             return stream.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ValueError(
-            f"{printable(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{printable(path)} cannot be read: {reason}") from None
 
 
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
@@ -88,7 +89,9 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
     three equal channels, alpha is dropped, CMYK is converted, only the first page is read. 16-bit
     values are divided by the full scale of the smallest usual bit depth (8, 10, 12, 14 or 16 bits)
     that holds the largest value of the image, and mapped to 0 to 255: see `to_8_bits`. A JPEG that
-    lacks only its end marker is accepted. Raises ValueError as `decode_any_depth` does.
+    lacks only its end marker is accepted.
+
+    Raises: as `decode_any_depth`.
     """
     return to_8_bits(decode_any_depth(data, name))
 
@@ -96,19 +99,22 @@ def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
 def decode_any_depth(data: bytes, name: str | Path) -> np.ndarray:
     """Decode the bytes of an image file as `decode_bgr` does, but keep 16-bit values.
 
-    uint8 or uint16 [H, W, 3]. Raises ValueError with `name` if the image is damaged or truncated,
-    or has floating-point, signed or 32-bit values, and MemoryError with `name` if there is too
-    little memory for its pixels.
+    Returns uint8 or uint16 [H, W, 3].
+
+    Raises: ValueError with `name` if the image is damaged or truncated, or has floating-point,
+    signed or 32-bit values; MemoryError with `name` if there is too little memory for its pixels.
     """
-    image = None
-    if not data.startswith(FLOAT_STARTS):
-        try:
-            image = _decode(data) if has_end(data) else _decode_without_end(data)
-        except MemoryError as error:
-            raise MemoryError(f"cannot decode {printable(name)}") from error
-        if image is None:
-            raise ValueError(f"{printable(name)} {_why_undecodable(data)}")
-    if image is None or image.dtype.kind == "f":
+    if data.startswith(FLOAT_STARTS):
+        raise ValueError(f"{printable(name)} {FLOAT_VALUES}")
+
+    try:
+        image = _decode(data) if has_end(data) else _decode_without_end(data)
+    except MemoryError as error:
+        raise MemoryError(f"cannot decode {printable(name)}") from error
+
+    if image is None:
+        raise ValueError(f"{printable(name)} {_why_undecodable(data)}")
+    if image.dtype.kind == "f":
         raise ValueError(f"{printable(name)} {FLOAT_VALUES}")
     if image.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"{printable(name)} has {image.dtype} values, {ALLOWED_VALUES}")
@@ -142,22 +148,24 @@ def quiet_decoder() -> Iterator[None]:
 
 
 def _is_damaged_png(data: bytes) -> bool:
-    """Return whether a PNG is damaged.
+    """Return whether a PNG is damaged in a way that OpenCV should not or does not meet.
 
-    That is, a chunk reaches past the end of the file, or it is animated and has a wrong checksum.
-    OpenCV allocates as much memory as a chunk claims to need, and verifies checksums of still
-    images only.
+    One is a chunk that reaches past the end of the file: OpenCV allocates as much memory as a chunk
+    claims to need. The other is a wrong checksum in an animated file: OpenCV verifies those of
+    still images only.
     """
     if not data.startswith(PNG_START):
         return False
-    animated = data.find(b"acTL", 0, data.find(b"IDAT")) >= 0
+
+    pixels_start = data.find(b"IDAT")
+    is_animated = data.find(b"acTL", 0, pixels_start) >= 0
     for kind, start, end in png_chunks(data):
         if end + 4 > len(data):
             return True
-        if animated and zlib.crc32(memoryview(data)[start - 4 : end]) != int.from_bytes(
-            data[end : end + 4], "big"
-        ):
-            return True
+        if is_animated:
+            checksum = int.from_bytes(data[end : end + 4], "big")
+            if zlib.crc32(memoryview(data)[start - 4 : end]) != checksum:
+                return True
         if kind == b"IEND":
             return False
     return True
@@ -180,21 +188,28 @@ def _why_undecodable(data: bytes) -> str:
 
 
 def _decode(data: bytes) -> np.ndarray | None:
-    claimed = gif_pixels(data) or jpeg_header(data).pixels
-    if claimed > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with gray
+    """Return the upright pixels of an image, of any type; None if it cannot be decoded.
+
+    Raises: MemoryError if there is too little memory.
+    """
+    claimed_pixels = gif_pixels(data) or jpeg_header(data).pixels
+    if claimed_pixels > MAX_PIXELS_PER_BYTE * len(data):  # OpenCV would fill gigabytes with gray
         return None
     if _is_damaged_png(data):
         return None
+
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH
     orientation = orientation_of(data)
     if orientation is not None:
         flags |= cv2.IMREAD_IGNORE_ORIENTATION
+
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:  # empty, or more pixels than OpenCV allows
         if error.code == cv2.Error.StsNoMem:
             raise MemoryError from error  # the image may be intact: it must not count as damaged
         return None
+
     if image is None or orientation is None:
         return image
     return turned(image, orientation)
@@ -209,12 +224,13 @@ def _decode_without_end(data: bytes) -> np.ndarray | None:
     """
     if jpeg_header(data).frame in PROGRESSIVE:
         return None
+
     if data.endswith(b"\0\0"):  # as in a file whose length was set before its contents were written
         data = data.rstrip(b"\0")
     data = data.rstrip(b"\xff")  # the first byte of the end marker or of an escaped byte
-    first, second = (
-        _decode(data + MAX_BYTES_PER_UNIT * filling + JPEG_END) for filling in (b"\x00", b"\xaa")
-    )
+
+    first = _decode(data + MAX_BYTES_PER_UNIT * b"\x00" + JPEG_END)
+    second = _decode(data + MAX_BYTES_PER_UNIT * b"\xaa" + JPEG_END)
     if first is None or second is None or not np.array_equal(first, second):
         return None
     return first

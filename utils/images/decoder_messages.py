@@ -31,13 +31,15 @@ class DecoderMessages:
         return os.fstat(self._caught.fileno()).st_size if self._caught else 0
 
     def since(self, start: int) -> str:
-        """Return what was printed after the first `start` bytes, on one line of at most 200
-        characters.
+        """Return what was printed after the first `start` bytes, on one line.
+
+        It is cut after 200 characters.
         """
         if not self._caught:
             return ""
-        text = os.pread(self._caught.fileno(), 2000, start).decode("utf-8", "replace")
-        return excerpt("; ".join(text.split("\n")).strip("; "), 200)
+        printed = os.pread(self._caught.fileno(), 2000, start)
+        lines = printed.decode("utf-8", "replace").split("\n")
+        return excerpt("; ".join(lines).strip("; "), 200)
 
 
 @contextmanager

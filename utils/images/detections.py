@@ -24,9 +24,9 @@ class ImageDetections:
     def best(
         self, max_detections: int, class_ids: Sequence[int] | None = None
     ) -> "ImageDetections":
-        """Return the first `max_detections` of these classes (None: of all), unchanged.
+        """Return the first `max_detections` of these classes; None: of all classes.
 
-        Count the others of them.
+        The further detections of these classes are counted in `left_out`.
         """
         wanted = np.arange(len(self))
         if class_ids is not None:
@@ -46,25 +46,33 @@ class ImageDetections:
 
         `from_rows` inverts it.
         """
-        low, high = np.split(self.boxes_xyxy, 2, axis=1)
-        head = np.stack([np.full(len(self), index), self.class_ids], 1)
+        low = self.boxes_xyxy[:, :2]
+        high = self.boxes_xyxy[:, 2:]
+        images = np.full(len(self), index)
+        head = np.stack([images, self.class_ids], 1)  # [D, 2]
         return np.concatenate([head, low, high - low, self.scores[:, None]], 1)
 
     @staticmethod
     def from_rows(rows: NDArray[np.float64]) -> "ImageDetections":
         """Return the detections of the rows of one image, [D, 7]."""
-        boxes = np.concatenate([rows[:, 2:4], rows[:, 2:4] + rows[:, 4:6]], 1)
-        return ImageDetections(boxes, rows[:, 6], rows[:, 1].astype(np.int64))
+        class_ids = rows[:, 1].astype(np.int64)
+        low = rows[:, 2:4]
+        high = low + rows[:, 4:6]
+        scores = rows[:, 6]
+        return ImageDetections(np.concatenate([low, high], 1), scores, class_ids)
 
 
 @dataclass(frozen=True)
 class Frame:
     """An image to detect objects in: an image file, or one frame of a video or stream.
 
-    image: uint8 [H, W, 3], blue green red. path: of the file, or the address of the stream, as text
-    for the user. name: of its outputs: a relative path such as `street/a.jpg`, unique in a run
-    except for the frames of one video. number: of the frame in its video, from 1; None for an
-    image. fps: frames per second of the video that these frames make, 0 for an image.
+    Args:
+        image: uint8 [H, W, 3], blue green red.
+        path: of the file, or the address of the stream, as text for the user.
+        name: of its outputs: a relative path such as `street/a.jpg`, unique in a run except for the
+            frames of one video.
+        number: of the frame in its video, from 1; None for an image.
+        fps: frames per second of the video that these frames make, 0 for an image.
     """
 
     image: NDArray[np.uint8]

@@ -10,16 +10,18 @@ MAX_JPEG_SIDE = 65500  # pixels: libjpeg's limit
 
 
 def encode_bgr(image: NDArray[np.uint8], suffix: str) -> bytes:
-    """Return an image [H, W, 3], BGR, as the content of a file.
+    """Return an image [H, W, 3], BGR, as the content of an image file.
 
-    Of a .png file or, with any other suffix, of a JPEG file. Raises ValueError if the image is too
-    large for the format.
+    suffix: .png for a PNG file; with any other one it is a JPEG file.
+
+    Raises: ValueError if the image is too large for the format.
     """
-    kind, options = (
-        (".png", [])
-        if suffix.lower() == ".png"
-        else (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
-    )
+    kind = ".jpg"
+    options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    if suffix.lower() == ".png":
+        kind = ".png"
+        options = []
+
     encoded, content = cv2.imencode(kind, image, options)
     if not encoded:
         height, width = image.shape[:2]

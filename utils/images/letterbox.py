@@ -57,16 +57,21 @@ class Placement(NamedTuple):
 
 
 def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, int]) -> Placement:
-    """The placement of an image of `size`, resized to `base_size`, on a canvas (height, width).
+    """Return the placement of an image of `size`, resized to `base_size`, on a canvas.
+
+    size, base_size: (width, height). canvas: (height, width).
 
     >>> place((640, 480), (320, 240), (320, 320))
     Placement(scale_xy=array([0.5, 0.5]), shift_xy=array([ 0., 40.]))
     """
     x1, y1, x2, y2 = centered(base_size, canvas)
     drawn_size = np.array([x2 - x1, y2 - y1])
+
+    # From image to base pixels, and from these to canvas pixels.
     base_scale = np.array(base_size) / np.array(size)
     canvas_scale = drawn_size / np.array(base_size)
-    return Placement(base_scale * canvas_scale, np.array([x1, y1], np.float64))
+    shift = np.array([x1, y1], np.float64)
+    return Placement(base_scale * canvas_scale, shift)
 
 
 def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
@@ -89,7 +94,7 @@ def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
 
 
 def base_sizes(sizes: NDArray[np.int32], image_size: int, tile: int = 0) -> NDArray[np.int32]:
-    """Width and height of the base images, [M, 2], at least 1 px each.
+    """Return the width and height of the base images, [M, 2], at least 1 px each.
 
     sizes: [M, 2] width and height of the images. image_size: of the long side. tile: side of the
     tiles that images are cut into, which are resized to image_size in place of the whole image.
@@ -109,9 +114,10 @@ def base_sizes(sizes: NDArray[np.int32], image_size: int, tile: int = 0) -> NDAr
 
 def resized(image: Image, width: int, height: int) -> Image:
     """Resize an image: area averaging if a side shrinks, else bilinear interpolation."""
-    if image.shape[:2] == (height, width):
+    old_height, old_width = image.shape[:2]
+    if (old_height, old_width) == (height, width):
         return image
-    shrinks = height < image.shape[0] or width < image.shape[1]
+    shrinks = height < old_height or width < old_width
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     return cv2.resize(image, (width, height), interpolation=interpolation)
 
@@ -137,7 +143,10 @@ def round_up_to_stride(size: int, stride: int) -> int:
 
 
 def fit_to_stride(image_size: int, stride: int, say: Callable[[str], None]) -> int:
-    """--imgsz, rounded up to a size that fits the model's largest stride; log it if it changes."""
+    """Return --imgsz, rounded up to a size that fits the model's largest stride.
+
+    say: receives a log line if that changes it.
+    """
     fitting = round_up_to_stride(image_size, stride)
     if fitting != image_size:
         rule = (
@@ -157,7 +166,7 @@ class CanvasShapes:
     pad: float = 0.0  # strides added before rounding up
 
     def shape(self, ratios: NDArray[np.float64]) -> tuple[int, int]:
-        """(height, width) of a canvas that holds images of these height / width ratios.
+        """Return the (height, width) of a canvas for images of these height / width ratios.
 
         Both are multiples of the stride.
 
@@ -166,7 +175,9 @@ class CanvasShapes:
         """
         lowest = float(ratios.min())
         highest = float(ratios.max())
-        height = highest if highest < 1 else 1.0  # as fractions of image_size
+
+        # As fractions of image_size.
+        height = highest if highest < 1 else 1.0
         width = 1 / lowest if lowest > 1 else 1.0
 
         strides_high = height * self.image_size / self.stride
@@ -175,12 +186,12 @@ class CanvasShapes:
         return self._side(strides_high - 1e-9), self._side(strides_wide - 1e-9)
 
     def _side(self, strides: float) -> int:
-        """Pixels of a side of at least this many strides: padded, then rounded up to whole ones."""
+        """Return the pixels of a side of this many strides, padded and rounded up to whole ones."""
         return max(1, math.ceil(strides + self.pad)) * self.stride
 
     @property
     def largest(self) -> tuple[int, int]:
-        """(height, width) of the largest canvas that `shape` can return."""
+        """Return the (height, width) of the largest canvas that `shape` can return."""
         side = self._side(self.image_size / self.stride)
         return side, side
 

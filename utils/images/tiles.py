@@ -23,15 +23,12 @@ CUT_MARGIN = 0.01
 class Tiling:
     """How images are cut into tiles.
 
-    side: of a tile, in pixels of the image. overlap: minimum overlap of neighbors, as a fraction of
-    the side. whole: the whole image is one more region, for objects larger than a tile.
-
     Raises: ValueError for a number out of range.
     """
 
-    side: int
-    overlap: float = DEFAULT_OVERLAP
-    whole: bool = False
+    side: int  # of a tile, in pixels of the image
+    overlap: float = DEFAULT_OVERLAP  # least overlap of neighbors, as a fraction of the side
+    whole: bool = False  # the whole image is one more region, for objects larger than a tile
 
     def __post_init__(self) -> None:
         if self.side < 1:
@@ -116,12 +113,12 @@ def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | No
 
     Raises: ValueError for a tile of less than MIN_SIDE pixels, and as Tiling does.
     """
-    if tile and tile < MIN_SIDE:
+    if not tile:
+        return None
+    if tile < MIN_SIDE:
         raise ValueError(
             f"tile {tile}: choose a side of {MIN_SIDE} pixels or more, or 0 to use whole images"
         )
-    if not tile:
-        return None
     return Tiling(tile, tile_overlap, tile_whole)
 
 
