@@ -25,7 +25,7 @@ MAX_LABEL_SHARE = 0.25  # of the image height
 
 def draw_detections(
     image: NDArray[np.uint8],
-    found_boxes_xyxy: NDArray[np.floating],
+    boxes_xyxy: NDArray[np.floating],
     class_ids: NDArray[np.integer],
     scores: NDArray[np.floating] | None,
     names: Sequence[str],
@@ -41,7 +41,7 @@ def draw_detections(
 
     Args:
         image: uint8 [H, W, 3], blue green red.
-        found_boxes_xyxy: [D, 4] in pixels.
+        boxes_xyxy: [D, 4] in pixels.
         class_ids: [D].
         scores: [D].
         names: of the classes.
@@ -50,26 +50,23 @@ def draw_detections(
         show_scores: False to leave the scores out of the labels.
     """
     drawn: NDArray[np.uint8] = np.array(image, order="C")
-    boxes = np.asarray(found_boxes_xyxy, np.float64).reshape(-1, 4)
-    shown_scores = scores if show_scores else None
+    boxes = np.asarray(boxes_xyxy, np.float64).reshape(-1, 4)
 
     labels: list[tuple[str, ...]] = []
     colors = []
-    for i, class_id in enumerate(np.asarray(class_ids).tolist()):
-        score = None if shown_scores is None else shown_scores[i]
-        labels.append(_label(names, class_id, score) if show_labels else ())
-        colors.append(color_of(class_id)[::-1])
+    for number, class_id in enumerate(np.asarray(class_ids).tolist()):
+        words: tuple[str, ...] = ()
+        if show_labels:
+            words = (short_name(names, class_id),)
+            if show_scores and scores is not None:
+                words += (f"{scores[number]:.2f}",)
+        labels.append(words)
+
+        red, green, blue = color_of(class_id)
+        colors.append((blue, green, red))
 
     draw_boxes(drawn, boxes, labels, colors, scores=scores, line_width=line_width)
     return drawn
-
-
-def _label(names: Sequence[str], class_id: int, score: float | None) -> tuple[str, ...]:
-    """Return the words of a label: the name of the class, and the score if there is one."""
-    name = short_name(names, class_id)
-    if score is None:
-        return (name,)
-    return (name, f"{score:.2f}")
 
 
 def draw_boxes(
@@ -96,8 +93,10 @@ def draw_boxes(
     line_width = line_width or default_line_width(width, height)
     letter_size = text_size(width, height)
 
+    # The order in which they are drawn: the last one is on top.
     if scores is None:
-        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        x1, y1, x2, y2 = boxes.T
+        areas = (x2 - x1) * (y2 - y1)
         order = np.argsort(-areas, kind="stable")
     else:
         order = np.argsort(np.asarray(scores), kind="stable")
@@ -109,17 +108,16 @@ def draw_boxes(
     low = np.clip(boxes[:, :2], 0, last_pixel)
     high = np.clip(boxes[:, 2:], low, last_pixel)
     clipped = np.nan_to_num(np.concatenate([low, high], 1))
-    corners = np.round(clipped).astype(int).tolist()
+    pixels = np.round(clipped).astype(int).tolist()
+    corners: list[Corners] = [tuple(box) for box in pixels]
 
     for number in order.tolist():
-        color = tuple(colors[number])
-        _draw_box(image, tuple(corners[number]), color, line_width)
+        _draw_box(image, corners[number], tuple(colors[number]), line_width)
 
     for number in order.tolist():
         words = tuple(labels[number])
         if words:
-            color = tuple(colors[number])
-            _draw_label(image, tuple(corners[number]), words, color, letter_size)
+            _draw_label(image, corners[number], words, tuple(colors[number]), letter_size)
 
 
 def default_line_width(width: int, height: int) -> int:
@@ -141,32 +139,33 @@ def text_size(width: int, height: int) -> int:
 
 
 def contrasting(color: Color) -> Color:
-    """Black for a bright color, white for a dark one.
+    """Return black for a bright color, white for a dark one.
 
     The order of the channels, RGB or BGR, makes no difference.
 
     >>> contrasting((255, 255, 0)), contrasting((37, 99, 235))
     ((0, 0, 0), (255, 255, 255))
     """
-    red_and_blue = (color[0] + color[2]) / 2
-    green = color[1]
+    first, green, last = color
+    red_and_blue = (first + last) / 2
     brightness = 0.413 * red_and_blue + 0.587 * green
     return BLACK if brightness > 140 else WHITE
 
 
 def _draw_box(image: NDArray[np.uint8], corners: Corners, color: Color, line_width: int) -> None:
-    """Draw a box between two thin lines of a contrasting color.
+    """Draw a box between two thin lines of a contrasting color, visible on any background.
 
-    So it is visible on a background of its color. The outer edge of the box is at `corners`. Small
-    boxes have thinner lines, so that their content stays visible.
+    The outer edge of the box is at `corners`. Small boxes have thinner lines, so that their content
+    stays visible, and none inside.
     """
     left, top, right, bottom = corners
-    side = min(right - left, bottom - top) + 1
-    thick = max(1, min(line_width, side // 6))
+    short_side = min(right - left, bottom - top) + 1
+    thick = max(1, min(line_width, short_side // 6))
     outer = max(1, thick // 4)
-    inner = outer if side > 4 * (thick + outer) else 0
+    has_room_inside = short_side > 4 * (thick + outer)
+    inner = outer if has_room_inside else 0
 
-    # The contrasting lines are what the box leaves of one wide line.
+    # One wide contrasting line. What the box leaves of it are the two thin ones.
     around = (left - outer, top - outer, right + outer, bottom + outer)
     _draw_strips(image, around, contrasting(color), outer + thick + inner)
     _draw_strips(image, corners, color, thick)
@@ -178,12 +177,17 @@ def _draw_strips(image: NDArray[np.uint8], corners: Corners, color: Color, thick
     cv2.rectangle would center thick lines on them.
     """
     left, top, right, bottom = corners
-    top_strip = (left, top, right, min(top + thick - 1, bottom))
-    bottom_strip = (left, max(bottom - thick + 1, top), right, bottom)
-    left_strip = (left, top, min(left + thick - 1, right), bottom)
-    right_strip = (max(right - thick + 1, left), top, right, bottom)
-    for strip in (top_strip, bottom_strip, left_strip, right_strip):
-        cv2.rectangle(image, strip[:2], strip[2:], color, cv2.FILLED)
+
+    # The innermost pixels of the four sides.
+    inner_left = min(left + thick - 1, right)
+    inner_top = min(top + thick - 1, bottom)
+    inner_right = max(right - thick + 1, left)
+    inner_bottom = max(bottom - thick + 1, top)
+
+    cv2.rectangle(image, (left, top), (right, inner_top), color, cv2.FILLED)
+    cv2.rectangle(image, (left, inner_bottom), (right, bottom), color, cv2.FILLED)
+    cv2.rectangle(image, (left, top), (inner_left, bottom), color, cv2.FILLED)
+    cv2.rectangle(image, (inner_right, top), (right, bottom), color, cv2.FILLED)
 
 
 def _draw_label(
@@ -208,8 +212,10 @@ def _draw_label(
 
     box_left, box_top, _, _ = corners
     left = min(box_left, width - label_width)
-    has_room_above = box_top >= label_height
-    top = box_top - label_height if has_room_above else min(box_top, height - label_height)
+    if box_top >= label_height:  # there is room above
+        top = box_top - label_height
+    else:
+        top = min(box_top, height - label_height)
     image[top : top + label_height, left : left + label_width] = _shades(color)[mask]
 
 
@@ -222,13 +228,14 @@ def _shades(color: Color) -> NDArray[np.uint8]:
 
 
 def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np.uint8]:
-    """Return the words in a row, uint8 [h, w].
+    """Return the words in a row, uint8 [h, w], 255 where the text is.
 
-    If that is wider than max_width, only the first word, shortened to fit.
+    If that is wider than max_width, it is only the first word, shortened to fit.
     """
     masks = [_text_mask(word, size) for word in words]
-    if sum(mask.shape[1] for mask in masks) <= max_width:
-        return np.concatenate(masks, 1)
+    row = np.concatenate(masks, 1)
+    if row.shape[1] <= max_width:
+        return row
 
     first_width = masks[0].shape[1]
     if first_width <= max_width:
@@ -241,14 +248,15 @@ def _label_mask(words: tuple[str, ...], size: int, max_width: int) -> NDArray[np
 
 @lru_cache(maxsize=1024)
 def _text_mask(text: str, size: int) -> NDArray[np.uint8]:
-    """One word, uint8 [h, w], 255 where the text is. The height depends on the size alone."""
+    """Return one word, uint8 [h, w], 255 where the text is. The size alone decides h."""
     ascent, descent = font_for("", size).getmetrics()
     font = font_for(text, size)
     margin = max(1, size // 6)
     width = round(font.getlength(text)) + 2 * margin
 
     mask = Image.new("L", (width, ascent + descent))
-    ImageDraw.Draw(mask).text((margin, ascent), text, fill=255, font=font, anchor="ls")
+    baseline = (margin, ascent)
+    ImageDraw.Draw(mask).text(baseline, text, fill=255, font=font, anchor="ls")
     return np.asarray(mask)
 
 

@@ -25,7 +25,6 @@ GAP = 4  # pixels between the images
 IGNORED = (120, 124, 130)  # color of ignored regions
 
 
-# train_batch*.jpg, val_batch*.jpg
 def plot_batch(
     images: np.ndarray,
     targets: np.ndarray,
@@ -56,27 +55,30 @@ def plot_batch(
         _write_image(_empty_mosaic(), Path(path))
         return
 
-    # The grid: as square as possible, each image scaled to a tile.
+    # The grid, as square as possible.
     count, height, width, _ = images.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
+
+    # The tiles that the images are resized to: small images are enlarged, large grids shrunk.
     scale_to_fit = min(MOSAIC_SIDE / (across * width), MOSAIC_SIDE / (down * height))
-    scale = min(scale_to_fit, max(1.0, SMALL_IMAGE / max(width, height)))
+    enlarged = max(1.0, SMALL_IMAGE / max(width, height))
+    scale = min(scale_to_fit, enlarged)
     tile_width = max(1, round(width * scale))
     tile_height = max(1, round(height * scale))
-    tile = tile_width, tile_height
     box_scale = np.array([tile_width / width, tile_height / height] * 2)
 
     mosaic_width = across * (tile_width + GAP) + GAP
     mosaic_height = down * (tile_height + GAP) + GAP
     mosaic = Image.new("RGB", (mosaic_width, mosaic_height), "white")
+    is_finite = np.isfinite(targets).all(1)
     for number, image in enumerate(images):
-        own = (targets[:, 0] == number) & np.isfinite(targets).all(1)
-        classes = targets[own, 1].astype(int)
-        boxes = targets[own, 2:] * box_scale
-        own_scores = None if scores is None else scores[own]
+        is_own = is_finite & (targets[:, 0] == number)
+        classes = targets[is_own, 1].astype(int)
+        boxes = targets[is_own, 2:] * box_scale
+        own_scores = None if scores is None else scores[is_own]
 
-        drawn = _draw_tile(image, tile, classes, boxes, own_scores, names)
+        drawn = _draw_tile(image, (tile_width, tile_height), classes, boxes, own_scores, names)
         if titles is not None and number < len(titles):
             _draw_title(drawn, short_name(titles, number, longest=48))
 
@@ -107,9 +109,8 @@ def _draw_tile(
     """
     shrinks = tile[0] < image.shape[1]
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    pixels: NDArray[Any] = cv2.resize(
-        np.ascontiguousarray(image), tile, interpolation=interpolation
-    )
+    contiguous = np.ascontiguousarray(image)
+    pixels: NDArray[Any] = cv2.resize(contiguous, tile, interpolation=interpolation)
 
     for box in boxes[classes < 0]:
         _hatch(pixels, box)
@@ -117,12 +118,17 @@ def _draw_tile(
     labels = []
     colors = []
     for number, class_id in enumerate(classes.tolist()):
-        is_ignored = class_id < 0
-        words = ["ignored" if is_ignored else short_name(names, class_id)]
+        if class_id < 0:
+            words = ["ignored"]
+            color = IGNORED
+        else:
+            words = [short_name(names, class_id)]
+            color = color_of(class_id)
+
         if scores is not None:
             words.append(f"{scores[number]:.2f}")
         labels.append(words)
-        colors.append(IGNORED if is_ignored else color_of(class_id))
+        colors.append(color)
     draw_boxes(pixels, boxes, labels, colors, scores=scores)
     return Image.fromarray(pixels)
 
@@ -134,26 +140,31 @@ def _hatch(pixels: np.ndarray, box: np.ndarray) -> None:
     x1, y1, x2, y2 = np.clip(corners, 0, [width, height, width, height])
     part = pixels[y1:y2, x1:x2]  # a view: it is painted in place
 
+    # Stripes of 6 diagonals each.  [H, W]
     rows = np.arange(part.shape[0])[:, None]
     columns = np.arange(part.shape[1])
-    diagonal = columns + rows  # [H, W], equal along each diagonal
+    diagonal = columns + rows
     is_stripe = diagonal // 6 % 2 == 0
-    part[is_stripe] = (0.3 * part[is_stripe] + 0.7 * 150).astype(np.uint8)
+
+    grayed = 0.3 * part[is_stripe] + 0.7 * 150
+    part[is_stripe] = grayed.astype(np.uint8)
 
 
 def _draw_title(image: Image.Image, title: str) -> None:
     """Write the title on a dark strip at the bottom."""
     font = font_for(title, text_size(*image.size))
-    strip_height = sum(font.getmetrics()) + 4
+    ascent, descent = font.getmetrics()
+    strip_height = ascent + descent + 4
     top = image.height - strip_height
 
     strip = image.crop((0, top, image.width, image.height))
-    image.paste(strip.point(lambda value: value * 0.35), (0, top))
+    darkened = strip.point(lambda value: value * 0.35)
+    image.paste(darkened, (0, top))
     ImageDraw.Draw(image).text((5, top + 2), title, fill="white", font=font)
 
 
 def _empty_mosaic() -> Image.Image:
-    """The picture of a batch without images."""
+    """Return the picture of a batch without images."""
     image = Image.new("RGB", (480, 320), "white")
     font = font_for("", text_size(*image.size))
     ImageDraw.Draw(image).text((240, 160), "no data", fill=FAINT, font=font, anchor="mm")

@@ -70,8 +70,9 @@ def color_of(index: int) -> tuple[int, int, int]:
 
     hue = index * (math.sqrt(5) - 1) / 2 % 1
     lightness = (0.45, 0.6, 0.33)[index % 3]
-    red_share, green_share, blue_share = colorsys.hls_to_rgb(hue, lightness, 0.7)
-    return round(255 * red_share), round(255 * green_share), round(255 * blue_share)
+    shares = colorsys.hls_to_rgb(hue, lightness, 0.7)  # in [0, 1]
+    red, green, blue = (round(255 * share) for share in shares)
+    return red, green, blue
 
 
 def short_name(names: Sequence[str], index: int, longest: int = 24) -> str:
@@ -152,10 +153,7 @@ def _style() -> dict[Any, Any]:
 
 
 def wide_font() -> str | None:
-    """Return the first installed font with Chinese, Japanese and Korean letters.
-
-    None if there is none.
-    """
+    """Return the name of an installed font with Chinese, Japanese and Korean letters, or None."""
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
     for name in WIDE_FONTS:
         if name in installed:
@@ -165,10 +163,7 @@ def wide_font() -> str | None:
 
 @lru_cache(maxsize=1)
 def fonts() -> list[FT2Font]:
-    """Return the fonts of all text.
-
-    Matplotlib's own DejaVu Sans, and `wide_font` if there is one.
-    """
+    """Return the fonts of all text: matplotlib's DejaVu Sans, and `wide_font` if there is one."""
     default = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     loaded = [FT2Font(str(default))]
     wide = wide_font()
@@ -224,5 +219,5 @@ def name_ticks(
     axis.set_ticks(positions, labels)
 
     size = float(np.clip(300 / max(count, 1), 5.0, 9))
-    is_upright = which == "x" and count > 8
-    axes.tick_params(which, labelsize=size, length=0, labelrotation=90 if is_upright else 0)
+    rotation = 90 if which == "x" and count > 8 else 0
+    axes.tick_params(which, labelsize=size, length=0, labelrotation=rotation)

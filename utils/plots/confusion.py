@@ -1,9 +1,10 @@
-"""confusion_matrix.png."""
+"""confusion_matrix.png: how often each class was predicted as each class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -77,8 +78,8 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: str | Path) -
 def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
     """Return the classes to draw, ascending.
 
-    All if there are `few`, else the `most` with the most boxes. Classes without boxes are then left
-    out.
+    They are all classes if there are at most `few`; else those that have boxes, and of these the
+    `most` with the most boxes.
 
     >>> _shown_classes(np.array([[0, 0, 1], [0, 5, 0], [0, 2, 0]]), few=1, most=1)
     array([1])
@@ -96,21 +97,23 @@ def _shown_classes(matrix: np.ndarray, few: int, most: int) -> np.ndarray:
 
 
 def _confusion_size(count: int) -> tuple[float, float]:
-    """Width and height of the figure in inches."""
+    """Return the width and height of the figure in inches."""
     side = float(np.clip(3.5 + 0.42 * count, 5.5, 13))
     return side + 0.6, side
 
 
 def _confusion_shares(matrix: np.ndarray) -> np.ndarray:
-    """Each count as a fraction of its true class, in the last column of its predicted class.
+    """Return each count as a fraction of its true class, in the last column of its predicted class.
 
-    0 if that class is empty.
+    The fraction is 0 if that class is empty.
 
     >>> _confusion_shares(np.array([[3, 1], [1, 0]]))
     array([[0.75, 0.25], [0.25, 0.  ]])
     """
-    shares = matrix / np.maximum(matrix.sum(0), 1)
-    shares[:, -1] = matrix[:, -1] / np.maximum(matrix.sum(1), 1)
+    true = matrix.sum(0)
+    predicted = matrix.sum(1)
+    shares = matrix / np.maximum(true, 1)
+    shares[:, -1] = matrix[:, -1] / np.maximum(predicted, 1)
     shares[-1, -1] = 0
     return shares
 
@@ -120,13 +123,14 @@ def _confusion_colors(matrix: np.ndarray) -> np.ndarray:
     right_map = LinearSegmentedColormap.from_list("right", RIGHT_COLORS)
     wrong_map = LinearSegmentedColormap.from_list("wrong", WRONG_COLORS)
 
-    # The diagonal is right, the rest wrong.
     shares = _confusion_shares(matrix)
     right = right_map(shares)[..., :3]
-    colors = wrong_map(shares**0.7)[..., :3]
+    wrong = wrong_map(shares**0.7)[..., :3]  # the power shows small shares
+
+    # The diagonal is right, the rest wrong.
+    colors = wrong
     diagonal = np.arange(len(matrix) - 1)
     colors[diagonal, diagonal] = right[diagonal, diagonal]
-
     colors[-1, -1] = 0.93  # background predicted as background is never counted
     return colors
 
@@ -135,8 +139,11 @@ def _write_counts(axes: Axes, matrix: np.ndarray) -> None:
     """Write the count in each cell that is not empty, in thousands from 10,000 on."""
     shares = _confusion_shares(matrix)
     size = float(np.clip(90 / len(matrix), 6, 10))
+    centered: dict[str, Any] = {"ha": "center", "va": "center"}
     for row, column in np.argwhere(matrix > 0):
-        value = int(matrix[row, column])
-        text = f"{value}" if value < 10_000 else f"{value / 1000:.0f}k"
-        color = "white" if shares[row, column] > 0.55 else INK
-        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
+        count = int(matrix[row, column])
+        text = f"{count}" if count < 10_000 else f"{count / 1000:.0f}k"
+
+        is_dark = shares[row, column] > 0.55
+        color = "white" if is_dark else INK
+        axes.text(column, row, text, fontsize=size, color=color, **centered)

@@ -25,6 +25,9 @@ from utils.plots.canvas import (
 )
 from utils.printable import counted
 
+HEAT_COLORS = ["#f4f6f9", "#93b4f5", BLUE, "#14215c"]
+UNIT_OUTLINE = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
+
 
 def plot_labels(
     classes: np.ndarray, boxes_xywh_norm: np.ndarray, names: Sequence[str], png_path: str | Path
@@ -67,44 +70,56 @@ def _draw_class_counts(axes: Axes, classes: np.ndarray, names: Sequence[str]) ->
     # The classes to draw, and their counts and names.
     order = np.arange(len(counts))
     if len(counts) > MAX_NAMED_TICKS:
-        order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+        most_first = np.argsort(-counts, kind="stable")
+        order = most_first[: np.count_nonzero(counts)]
         title += f", {len(order):,} of them with boxes"
     counts = counts[order]
     names = [short_name(names, int(k)) for k in order]
     number = len(counts)
 
+    # Title and labels.
     axes.set_title(title)
     axes.set_ylabel("boxes")
     axes.grid(True, axis="y")
     if number > MAX_NAMED_TICKS:
         axes.set_xlabel(f"classes, the most frequent first: {', '.join(names[:8])} …")
 
+    # The bars.
     if number > MAX_DRAWN_CLASSES:  # one outline instead of a bar and a color for each
         axes.stairs(counts, np.arange(number + 1) - 0.5, fill=True, color=BLUE)
     else:
         colors = [hex_color(int(k)) for k in order]
         axes.bar(np.arange(number), counts, width=0.8, color=colors)
 
+    # The axes.
     margin = max(0.7, 5 - number / 2)  # a single bar is not as wide as the picture
     axes.set_xlim(-margin, number - 1 + margin)
     if counts.size and counts.max() > 100 * max(1, np.median(counts)):
         axes.set_yscale("log")
         # the default is math text, which _style() turns off
         axes.yaxis.set_major_formatter("{x:,.0f}")
-
     name_ticks(axes, names, number, "x")
+
+    # The counts above the bars.
     if number <= 25:
         for k, count in enumerate(counts):
             axes.text(k, count, f"{count:,}", ha="center", va="bottom", fontsize=8, color=INK)
 
 
 def _draw_heat(axes: Axes, points: np.ndarray, title: str, x_label: str, y_label: str) -> None:
-    """Draw a 2-D histogram of points [N, 2] in [0, 1], on a log scale that shows single points."""
+    """Draw a 2-D histogram of points, on a log scale that shows single points.
+
+    Args:
+        axes: to draw on.
+        points: [N, 2] x and y in [0, 1].
+        title: of the axes.
+        x_label, y_label: what x and y are.
+    """
     x = points[:, 0]
     y = points[:, 1]
     counts, _, _ = np.histogram2d(y, x, bins=48, range=[[0, 1], [0, 1]])
 
-    heat = LinearSegmentedColormap.from_list("heat", ["#f4f6f9", "#93b4f5", BLUE, "#14215c"])
+    heat = LinearSegmentedColormap.from_list("heat", HEAT_COLORS)
     placement: dict[str, Any] = {"extent": (0, 1, 0, 1), "origin": "lower"}
     axes.imshow(np.log1p(counts), cmap=heat, interpolation="nearest", **placement)
     axes.set(title=title, xlabel=f"{x_label} (share of the image)", ylabel=y_label)
@@ -113,12 +128,12 @@ def _draw_heat(axes: Axes, points: np.ndarray, title: str, x_label: str, y_label
 def _draw_boxes(axes: Axes, classes: np.ndarray, boxes: np.ndarray, most: int = 400) -> None:
     """Draw at most `most` boxes around one center, evenly sampled from all."""
     number = min(most, len(boxes))
-    picked = np.unique(np.linspace(0, len(boxes) - 1, number).astype(int))
+    evenly = np.linspace(0, len(boxes) - 1, number).astype(int)
+    picked = np.unique(evenly)
 
     # The outline of each box, closed.  [picked, 5, 2]
-    unit_outline = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]])
     sizes = boxes[picked, None, 2:]
-    outlines = 0.5 + sizes * unit_outline
+    outlines = 0.5 + sizes * UNIT_OUTLINE
     colors = [hex_color(int(k)) for k in classes[picked]]
     axes.add_collection(LineCollection(list(outlines), colors=colors, linewidths=0.7, alpha=0.35))
 

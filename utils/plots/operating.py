@@ -19,7 +19,6 @@ from utils.plots.canvas import BLUE, FAINT, INK, draw_no_data, hex_color, pictur
 MAX_NAMED_LINES = 20  # classes in the legend of a curve
 
 
-# PR_curve.png, F1_curve.png, P_curve.png, R_curve.png
 def plot_curves(
     confidence: np.ndarray,
     precision: np.ndarray,
@@ -31,9 +30,9 @@ def plot_curves(
     folder: str | Path,
     best_confidence: float,
 ) -> list[Path]:
-    """Draw four files: precision over recall; F1, precision and recall over confidence.
+    """Draw precision over recall, and F1, precision and recall over confidence; return the files.
 
-    Returns the files.
+    They are PR_curve.png, F1_curve.png, P_curve.png and R_curve.png.
 
     Args:
         confidence: [P] in [0, 1], ascending.
@@ -46,15 +45,18 @@ def plot_curves(
         best_confidence: where the mean F1 is highest.
     """
     folder = Path(folder)
+
+    # Precision over recall, labeled with the AP50 of each class.
     pr_precision = np.asarray(pr_precision, np.float64)
     ap50 = pr_precision.mean(1) if pr_precision.size else np.zeros(0)
     pr_file = folder / "PR_curve.png"
     _plot_curve(pr_file, pr_recall, pr_precision, names, ("recall", "precision"), ap50, "AP")
-
     files = [pr_file]
-    named_rows = {"F1": ("F1", f1), "P": ("precision", precision), "R": ("recall", recall)}
-    for letter, (title, rows) in named_rows.items():
-        rows = np.asarray(rows, np.float64)
+
+    # The others over confidence, labeled with the value of each class at the best one.
+    curves = (("F1", "F1", f1), ("P", "precision", precision), ("R", "recall", recall))
+    for letter, title, curve in curves:
+        rows = np.asarray(curve, np.float64)
         values = np.array([np.interp(best_confidence, confidence, row) for row in rows if len(row)])
         legend = f"{title} at confidence {best_confidence:.3f}"
         axis_names = ("confidence", title)
@@ -87,10 +89,14 @@ def _plot_curve(
         mark: of x; a vertical line is drawn there.
     """
     x = np.asarray(x, np.float64).reshape(-1)
-    shown = np.flatnonzero(np.isfinite(rows).all(1)) if rows.size else np.zeros(0, int)
+    x_name, y_name = axis_names
+    shown = np.zeros(0, int)
+    if rows.size:
+        has_truth = np.isfinite(rows).all(1)
+        shown = np.flatnonzero(has_truth)
+
     with picture(path, 9, 6) as figure:
         axes = figure.subplots()
-        x_name, y_name = axis_names
         axes.set_title(f"{y_name} over {x_name}, at IoU 0.5")
         if not len(shown) or not len(x):
             draw_no_data(axes)
@@ -98,9 +104,13 @@ def _plot_curve(
 
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel=x_name, ylabel=y_name)
         axes.grid(True)
+
+        # The classes, then their mean.
         lines, labels = _draw_class_lines(axes, x, rows, shown, names, values)
-        lines += axes.plot(x, rows[shown].mean(0), color=INK, linewidth=3)
+        mean = rows[shown].mean(0)
+        lines += axes.plot(x, mean, color=INK, linewidth=3)
         labels.append(f"all classes  {values[shown].mean():.3f}")
+
         if mark is not None and math.isfinite(mark):
             axes.axvline(mark, color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
 
@@ -119,22 +129,34 @@ def _draw_class_lines(
 ) -> tuple[list, list[str]]:
     """Draw a line per class; return the lines of the legend and their labels, the best class last.
 
-    Many classes get one color and one label. shown: the classes to draw; the other arguments are
-    those of `_plot_curve`.
+    Many classes get one color and one label.
+
+    Args:
+        axes: to draw on.
+        x: [P].
+        rows: [K, P].
+        shown: the classes to draw.
+        names: of the classes.
+        values: [K], one per class, for its label.
     """
     if len(shown) > MAX_NAMED_LINES:
-        step = max(1, len(x) // 200)
-        curves = [np.stack([x[::step], rows[k, ::step]], 1) for k in shown]
+        step = max(1, len(x) // 200)  # of more points only some are drawn
+        few_x = x[::step]
+        curves = [np.stack([few_x, rows[k, ::step]], 1) for k in shown]
         alpha = float(np.clip(20 / len(shown), 0.04, 0.5))
         axes.add_collection(LineCollection(curves, colors=BLUE, linewidths=0.8, alpha=alpha))
+
         lines = axes.plot([], [], color=BLUE, linewidth=0.8, alpha=0.5)
         return lines, [f"each of {len(shown)} classes"]
 
     lines = []
     labels = []
-    for k in shown[np.argsort(values[shown], kind="stable")]:
-        lines += axes.plot(x, rows[k], color=hex_color(int(k)), linewidth=1.2, alpha=0.8)
-        label = f"{short_name(names, int(k))}  {values[k]:.3f}"
-        # matplotlib before 3.10 leaves labels that begin with an underscore out of the legend
-        labels.append(" " + label if label.startswith("_") else label)
+    best_last = np.argsort(values[shown], kind="stable")
+    for k in shown[best_last].tolist():
+        lines += axes.plot(x, rows[k], color=hex_color(k), linewidth=1.2, alpha=0.8)
+
+        label = f"{short_name(names, k)}  {values[k]:.3f}"
+        if label.startswith("_"):  # matplotlib before 3.10 leaves it out of the legend
+            label = f" {label}"
+        labels.append(label)
     return lines, labels

@@ -14,14 +14,19 @@ BATCHES = 3  # number of batches that are drawn
 
 
 class Pictures:
-    """Draws into a run's folder, one picture after another. Draws nothing unless active.
+    """Draws into a run's folder, one picture after another.
 
     Pictures of training are drawn in a background thread, since other processes would wait for this
     one's next step. That thread also loads matplotlib, which takes longer than building a model.
     DataLoader workers that are forked meanwhile inherit a half-loaded matplotlib, which does no
     harm: they do not import it.
 
-    written: called with the path of each picture after it is written, in the thread that drew it.
+    Args:
+        folder: of the run.
+        names: of the classes.
+        active: False to draw nothing.
+        written: called with the path of each picture after it is written, in the thread that drew
+            it.
     """
 
     def __init__(
@@ -62,18 +67,23 @@ class Pictures:
 
         Raises: the error of an earlier picture that failed.
         """
-        for drawing in filter(Future.done, self._drawn):
-            drawing.result()
+        for drawing in self._drawn:
+            if drawing.done():
+                drawing.result()
+        if not self.active or number >= BATCHES:
+            return
 
-        if self.active and number < BATCHES:
-            # copies: the tensors may have changed when the thread draws them
-            pixels = images.cpu().numpy().copy()
-            boxes = targets.cpu().numpy().copy()
-            name = f"train_batch{number}.jpg"
-            self._draw_in_background(lambda: self._batch(name, pixels, boxes))
+        # Copies: the tensors may have changed when the thread draws them.
+        pixels = images.cpu().numpy().copy()
+        boxes = targets.cpu().numpy().copy()
+        name = f"train_batch{number}.jpg"
+        self._draw_in_background(lambda: self._batch(name, pixels, boxes))
 
     def wait(self) -> None:
-        """Wait until all pictures are drawn. Raises the error of one that failed."""
+        """Wait until all pictures are drawn.
+
+        Raises: the error of one that failed.
+        """
         for drawing in self._drawn:
             drawing.result()
 
@@ -82,8 +92,11 @@ class Pictures:
     ) -> None:
         """Draw results.png if there is a results.csv, the curves, and the confusion matrix.
 
-        curves: confidence, precision, recall, F1, recall and precision of the PR curve, as
-        `plot_curves` takes them. confusion: [K + 1, K + 1].
+        Args:
+            curves: confidence, precision, recall, F1, recall and precision of the PR curve, as
+                `plot_curves` takes them.
+            best_confidence: where the mean F1 is highest.
+            confusion: [K + 1, K + 1].
         """
         if not self.active:
             return

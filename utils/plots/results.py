@@ -23,16 +23,16 @@ def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
     epochs = columns.pop("epoch", np.zeros(0))
     columns.pop("time", None)
 
-    panels: dict[str, list[str]] = {}
-    for name in columns:
-        panels.setdefault(_panel_of(name), []).append(name)
+    # The columns of each panel, by its title.
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for name, values in columns.items():
+        panels.setdefault(_panel_of(name), {})[name] = values
 
     across = min(3, max(1, len(panels)))
     down = max(1, math.ceil(len(panels) / across))
     with picture(png_path, 4.4 * across, 3.1 * down) as figure:
         grid = figure.subplots(down, across, squeeze=False).ravel()
-        for axes, (title, names) in zip(grid, panels.items(), strict=False):
-            own_columns = {name: columns[name] for name in names}
+        for axes, (title, own_columns) in zip(grid, panels.items(), strict=False):
             _draw_history(axes, title, epochs, own_columns)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
@@ -41,7 +41,7 @@ def plot_results(csv_path: str | Path, png_path: str | Path) -> None:
 
 
 def _read_results(path: Path) -> dict[str, np.ndarray]:
-    """Each column of a CSV file as floats, NaN for cells that are not finite numbers."""
+    """Return each column of a CSV file as floats, NaN for cells that are not finite numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     if not rows:
@@ -51,9 +51,13 @@ def _read_results(path: Path) -> dict[str, np.ndarray]:
     columns = {}
     for index, cell in enumerate(header):
         name = cell.strip()
-        if name:
-            values = [_number(row[index]) if index < len(row) else math.nan for row in body]
-            columns[name] = np.array(values, float)
+        if not name:
+            continue
+        values = np.full(len(body), math.nan)
+        for number, row in enumerate(body):
+            if index < len(row):
+                values[number] = _number(row[index])
+        columns[name] = values
     return columns
 
 
@@ -96,6 +100,7 @@ def _draw_history(
         draw_no_data(axes)
         return
 
+    # The lines.
     lines = []
     for number, values in enumerate(columns.values()):
         x = epochs if len(epochs) == len(values) else np.arange(len(values))
@@ -105,6 +110,7 @@ def _draw_history(
         style: dict[str, Any] = {"marker": marker, "markersize": 3, "linewidth": 1.8}
         lines += axes.plot(x[shown], values[shown], color=color, **style)
 
+    # The legend, and the ranges of the axes.
     if len(columns) > 1:
         line_names = [_line_name(name, values) for name, values in columns.items()]
         axes.legend(lines, line_names, loc="best", fontsize=8)
