@@ -32,14 +32,14 @@ def test_complete_iou_by_hand():
     v = 4 / math.pi**2 * (math.atan(0.5) - math.atan(2)) ** 2
     wanted = 1 / 3 - 1 / 16 - v * v / (1 - 1 / 3 + v)
     assert wanted == pytest.approx(0.237082, abs=1e-6)
-    found = complete_iou(torch.tensor([[2.0, 1, 4, 2]]), torch.tensor([[3.0, 2, 2, 4]]))
-    assert found.item() == pytest.approx(wanted, abs=1e-6)
+    ciou = complete_iou(torch.tensor([[2.0, 1, 4, 2]]), torch.tensor([[3.0, 2, 2, 4]]))
+    assert ciou.item() == pytest.approx(wanted, abs=1e-6)
 
 
 def test_complete_iou_of_disjoint_boxes_is_distance_penalty():
     # Unit squares at x 0.5 and 3.5: IoU 0, rho^2 = 9, hull 4 x 1: c^2 = 17, equal aspect ratios.
-    found = complete_iou(torch.tensor([[0.5, 0.5, 1, 1]]), torch.tensor([[3.5, 0.5, 1, 1]]))
-    assert found.item() == pytest.approx(-9 / 17, abs=1e-6)
+    ciou = complete_iou(torch.tensor([[0.5, 0.5, 1, 1]]), torch.tensor([[3.5, 0.5, 1, 1]]))
+    assert ciou.item() == pytest.approx(-9 / 17, abs=1e-6)
 
 
 def test_complete_iou_equals_torchvision():
@@ -53,9 +53,9 @@ def test_complete_iou_of_all_pairs_by_their_terms_is_bit_identical():
     them.
     """
     ours, theirs = random_boxes(70, 1), random_boxes(30, 2)
-    found = complete_iou_of_terms(complete_iou_terms(ours), complete_iou_terms(theirs[:, None]))
-    assert found.equal(torch.stack([complete_iou(ours, one.expand(70, 4)) for one in theirs]))
-    assert complete_iou(ours, theirs[:, None]).equal(found)
+    ciou = complete_iou_of_terms(complete_iou_terms(ours), complete_iou_terms(theirs[:, None]))
+    assert ciou.equal(torch.stack([complete_iou(ours, one.expand(70, 4)) for one in theirs]))
+    assert complete_iou(ours, theirs[:, None]).equal(ciou)
     assert complete_iou(ours[:0], theirs[:, None]).shape == (30, 0)
 
 
@@ -71,7 +71,7 @@ def test_complete_iou_never_exceeds_the_iou():
     ours = random_boxes(2000, 5)
     nearly = ours + torch.randn(2000, 4, generator=torch.Generator().manual_seed(6)) * 1e-4
     for theirs in (random_boxes(2000, 7), ours, nearly):
-        found = complete_iou(ours, theirs)
+        ciou = complete_iou(ours, theirs)
         low = torch.maximum(
             ours[:, :2] - ours[:, 2:] / 2, theirs[:, :2] - theirs[:, 2:] / 2
         ).double()
@@ -80,7 +80,7 @@ def test_complete_iou_never_exceeds_the_iou():
         ).double()
         overlap = (high - low).clamp(min=0).prod(1)
         iou = overlap / (ours[:, 2:].double().prod(1) + theirs[:, 2:].double().prod(1) - overlap)
-        assert (found.double() <= iou + 2e-6).all()
+        assert (ciou.double() <= iou + 2e-6).all()
 
 
 def test_complete_iou_gradient_is_finite_for_degenerate_boxes():
@@ -96,9 +96,9 @@ def test_complete_iou_gradient_is_finite_for_degenerate_boxes():
     theirs = torch.tensor([[0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 1.0, 30.0]])
     for row in rows:
         ours = torch.tensor([row, row], dtype=torch.float32, requires_grad=True)
-        found = complete_iou(ours, theirs)
-        found.sum().backward()
-        assert found.isfinite().all()
+        ciou = complete_iou(ours, theirs)
+        ciou.sum().backward()
+        assert ciou.isfinite().all()
         assert ours.grad.isfinite().all(), row
 
 
@@ -120,6 +120,6 @@ def test_no_gradient_flows_through_the_aspect_weight():
 
 def test_complete_iou_of_no_boxes_is_empty():
     none = torch.zeros(0, 4, requires_grad=True)
-    found = complete_iou(none, torch.zeros(0, 4))
-    assert found.shape == (0,)
-    found.sum().backward()
+    ciou = complete_iou(none, torch.zeros(0, 4))
+    assert ciou.shape == (0,)
+    ciou.sum().backward()

@@ -346,15 +346,15 @@ def test_model_with_ddp_and_sync_bn_matches_single_process(two):
 
 @pytest.mark.slow
 def test_sync_bn_supports_activation_checkpointing(two):
-    for found in (results["recompute"] for results in two):
+    for result in (results["recompute"] for results in two):
         straight = {
             name.removeprefix("straight "): value
-            for name, value in found.items()
+            for name, value in result.items()
             if "straight" in name
         }
         assert straight["0.num_batches_tracked"] == 1
         assert len(straight) == 11  # weight, bias and three buffers of two layers, and dx
-        assert all(found[f"again {name}"].equal(value) for name, value in straight.items())
+        assert all(result[f"again {name}"].equal(value) for name, value in straight.items())
 
 
 def test_single_value_per_channel_is_refused_by_all_processes(two):
@@ -522,9 +522,9 @@ def test_replacing_batchnorm_layers_keeps_state_and_settings():
 def test_batchnorm_layer_itself_can_be_replaced():
     layer = nn.BatchNorm2d(3)
     weight = layer.weight
-    found = synchronize_batch_norm(layer)
-    assert type(found) is SyncBatchNorm2d
-    assert found.weight is weight
+    synchronized = synchronize_batch_norm(layer)
+    assert type(synchronized) is SyncBatchNorm2d
+    assert synchronized.weight is weight
 
 
 def test_model_without_batchnorm2d_is_not_changed():
@@ -542,9 +542,9 @@ def test_compiled_layer_does_not_use_the_fused_kernels(monkeypatch):
     monkeypatch.setattr(sync_bn, "has_fused_kernels", lambda x: True)
     layer = synchronize_batch_norm(nn.BatchNorm2d(3))
     x = torch.rand(2, 3, 4, 4)
-    found = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)(x)
     monkeypatch.setattr(sync_bn, "has_fused_kernels", lambda x: False)
-    torch.testing.assert_close(found, layer(x))
+    torch.testing.assert_close(compiled, layer(x))
 
 
 def test_replaced_layers_can_be_copied_and_fused():

@@ -52,13 +52,13 @@ def oracle_counts(truth, detections, class_id, least):
             for g in range(len(truth.areas))
             if truth.image_ids[g] == image and truth.class_ids[g] == class_id
         ]
-        found = [
+        own_detections = [
             d
             for d in range(len(detections.scores))
             if detections.image_ids[d] == image and detections.class_ids[d] == class_id
         ]
         free = set(own)
-        for d in sorted(found, key=lambda d: -detections.scores[d]):
+        for d in sorted(own_detections, key=lambda d: -detections.scores[d]):
             overlap = {
                 g: iou_of(detections.boxes_xywh[d], truth.boxes_xywh[g], truth.crowd[g])
                 for g in own
@@ -80,8 +80,8 @@ def iou_of(box, truth_box, crowd):
 def oracle_confusion(truth, detections, num_classes, confidence, iou):
     """The matrix, by repeatedly taking the best remaining pair."""
     matrix = np.zeros((num_classes + 1, num_classes + 1), int)
-    found = {d for d in range(len(detections.scores)) if detections.scores[d] >= confidence}
-    wanted = {g for g in range(len(truth.areas)) if not truth.crowd[g]}
+    unmatched = {d for d in range(len(detections.scores)) if detections.scores[d] >= confidence}
+    missed = {g for g in range(len(truth.areas)) if not truth.crowd[g]}
 
     def overlap(d, g):
         same_image = detections.image_ids[d] == truth.image_ids[g]
@@ -91,17 +91,17 @@ def oracle_confusion(truth, detections, num_classes, confidence, iou):
             else 0.0
         )
 
-    shared = {(d, g): overlap(d, g) for d in found for g in range(len(truth.areas))}
-    while found and wanted:
-        d, g = max(((d, g) for d in found for g in wanted), key=shared.get)
+    shared = {(d, g): overlap(d, g) for d in unmatched for g in range(len(truth.areas))}
+    while unmatched and missed:
+        d, g = max(((d, g) for d in unmatched for g in missed), key=shared.get)
         if shared[d, g] < iou:
             break
         matrix[detections.class_ids[d], truth.class_ids[g]] += 1
-        found.remove(d)
-        wanted.remove(g)
-    for g in wanted:
+        unmatched.remove(d)
+        missed.remove(g)
+    for g in missed:
         matrix[num_classes, truth.class_ids[g]] += 1
-    for d in found:
+    for d in unmatched:
         crowds = [
             g
             for g in range(len(truth.areas))
@@ -267,11 +267,11 @@ class TestConfusionMatrix:
     @pytest.mark.parametrize("seed", [0, 1])
     def test_confusion_matrix_equals_slow_oracle(self, seed):
         truth, detections = draw(seed)
-        found = confusion_matrix(truth, detections, class_ids=range(3))
-        assert np.array_equal(found, oracle_confusion(truth, detections, 3, 0.25, 0.45))
-        assert found.dtype == np.int64
+        matrix = confusion_matrix(truth, detections, class_ids=range(3))
+        assert np.array_equal(matrix, oracle_confusion(truth, detections, 3, 0.25, 0.45))
+        assert matrix.dtype == np.int64
         assert np.array_equal(
-            found[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3)
+            matrix[:, :3].sum(axis=0), np.bincount(truth.class_ids[~truth.crowd], minlength=3)
         )
 
     def test_confusion_matrix_ignores_other_classes(self):

@@ -102,7 +102,7 @@ def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
     )
 
     source = generator.integers(0, num_truths, num_detections)
-    found = truth.boxes_xywh[source] + generator.choice([0, 0, 0, 4, 8, -4], (num_detections, 4))
+    detected = truth.boxes_xywh[source] + generator.choice([0, 0, 0, 4, 8, -4], (num_detections, 4))
     kinds = np.where(
         generator.random(num_detections) < 0.8,
         truth_classes[source],
@@ -114,7 +114,7 @@ def draw_case(seed, num_images=12, num_truths=90, num_detections=500):
     kinds[-130:], images[-130:] = 13, image_ids[-1]
     return (
         truth,
-        Detections(images, kinds, found, generator.random(num_detections).round(1)),
+        Detections(images, kinds, detected, generator.random(num_detections).round(1)),
         image_ids,
         class_ids,
     )
@@ -294,11 +294,11 @@ class TestHandWorked:
 
     def test_overlapping_pairs_are_of_the_same_group(self):
         boxes = np.array([[0.0, 0, 2, 2], [0, 0, 2, 2]])
-        found = overlapping_pairs(
+        pairs = overlapping_pairs(
             boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5
         )
-        assert [column.tolist() for column in found] == [[1], [0], [1.0]]
-        assert isinstance(found, Pairs)
+        assert [column.tolist() for column in pairs] == [[1], [0], [1.0]]
+        assert isinstance(pairs, Pairs)
 
 
 class TestOrder:
