@@ -1,8 +1,7 @@
-"""Events of a run, and the sinks that receive them.
+"""Events of a run, and the sinks that receive them: the terminal, results.csv, further loggers.
 
-The terminal, results.csv, and any logger that is added. To add a logger, write a class with a
-method `handle(event)` and pass it to RunLog together with the existing sinks. It receives events on
-rank 0 only.
+To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the
+existing sinks. It receives events on rank 0 only.
 """
 
 import shutil
@@ -38,29 +37,22 @@ class Message:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Training is about to start or resume.
-
-    rows: of results.csv; in a resumed run those of the previous epochs.
-    """
+    """Training is about to start or resume."""
 
     folder: Path
     config: dict[str, Any]
     hyp: dict[str, float]
-    rows: Sequence[Row]
+    rows: Sequence[Row]  # of results.csv; in a resumed run those of the previous epochs
 
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """An epoch of training, and its validation if one is due, has ended.
-
-    row: its losses, metrics and learning rate, nan for missing values; the last of `rows`. text:
-    the same as one line.
-    """
+    """An epoch of training, and its validation if one is due, has ended."""
 
     folder: Path
-    row: Row
-    rows: Sequence[Row]
-    text: str
+    row: Row  # its losses, metrics and learning rate, nan for missing values
+    rows: Sequence[Row]  # of all epochs; this one is the last
+    text: str  # the row as one line
 
 
 @dataclass(frozen=True)
@@ -72,10 +64,10 @@ class ImageWritten:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run has finished. metrics: the content of metrics.json."""
+    """The run has finished."""
 
     folder: Path
-    metrics: dict[str, Any]
+    metrics: dict[str, Any]  # the content of metrics.json
 
 
 Event = Message | RunStarted | EpochEnded | ImageWritten | RunEnded
@@ -92,25 +84,27 @@ class TerminalSink:
 
     def handle(self, event: Event) -> None:
         if isinstance(event, Message):
-            print_lines(event.text if event.table else printable(event.text))
+            text = event.text if event.table else printable(event.text)
+            print_lines(text)
         elif isinstance(event, EpochEnded):
             text = printable(event.text)
-            is_terminal = sys.stdout is not None and sys.stdout.isatty()
-            print_lines(
-                wrap_groups(text, shutil.get_terminal_size().columns) if is_terminal else text
-            )
+            if sys.stdout is not None and sys.stdout.isatty():
+                text = wrap_groups(text, shutil.get_terminal_size().columns)
+            print_lines(text)
 
 
 def wrap_groups(text: str, width: int) -> str:
     """Return the text as lines of at most `width` columns, if its groups allow that.
 
-    They are separated by two spaces.
+    Groups are separated by two spaces, and are not broken.
 
     >>> wrap_groups("1/3  box 0.1  P 0.2", 12)
     '1/3  box 0.1\\n     P 0.2'
     """
-    first, *groups = text.lstrip().split("  ")
-    lines = [text[: len(text) - len(text.lstrip())] + first]
+    stripped = text.lstrip()
+    indent = text[: len(text) - len(stripped)]
+    first, *groups = stripped.split("  ")
+    lines = [indent + first]
     for group in groups:
         if len(lines[-1]) + 2 + len(group) <= width:
             lines[-1] += f"  {group}"
@@ -133,8 +127,9 @@ class CsvSink:
 class RunLog:
     """Sends each event to all sinks in order, one event at a time.
 
-    active: if False (not rank 0), drops all events. An exception in a sink ends the run, because
-    its output would be incomplete.
+    An exception in a sink ends the run, because its output would be incomplete.
+
+    active: False to drop all events, on other ranks than 0.
     """
 
     def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
@@ -144,10 +139,11 @@ class RunLog:
 
     def send(self, event: Event) -> None:
         """Send an event to all sinks. Thread-safe."""
-        if self.active:
-            with self._lock:
-                for sink in self.sinks:
-                    sink.handle(event)
+        if not self.active:
+            return
+        with self._lock:
+            for sink in self.sinks:
+                sink.handle(event)
 
     def say(self, *lines: str) -> None:
         """Print messages, each on one line.

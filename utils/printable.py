@@ -1,7 +1,4 @@
-"""Make text from files and paths safe to print in a message.
-
-One line, no control characters, limited length.
-"""
+"""Text that is safe to print in a message: one line, no control characters, of limited length."""
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable
@@ -12,11 +9,10 @@ MAX_CHARS = 4096  # characters: the path length limit on most systems
 
 
 def printable(text: str | bytes | PathLike[str]) -> str:
-    r"""Return `text` as one printable line: newlines, control characters and undecodable bytes are
-    escaped.
+    r"""Return `text` as one printable line.
 
-    Text is cut after 4096 characters, because a "path" read from a list or a JSON file can have any
-    length.
+    Newlines, control characters and undecodable bytes are escaped. Text is cut after 4096
+    characters, because a "path" read from a list or a JSON file can have any length.
 
     >>> printable("a\nb \u00e9")
     'a\\nb é'
@@ -26,16 +22,19 @@ def printable(text: str | bytes | PathLike[str]) -> str:
         plain = plain[:MAX_CHARS] + "..."
     if plain.isprintable():
         return plain
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain
-    )
+
+    shown = []
+    for letter in plain:
+        if not letter.isprintable():
+            letter = letter.encode("unicode_escape").decode("ascii")
+        shown.append(letter)
+    return "".join(shown)
 
 
 def utf_16_hint(data: bytes) -> str:
-    r"""Return an addition to the sentence "not UTF-8 text" if the data begin as UTF-16 does; "" if
-    they do not.
+    r"""Return the end of the sentence "not UTF-8 text" for data that begin as UTF-16 does, else "".
 
-    That is with the mark of UTF-16, or with an ASCII character, of which one of two bytes is zero.
+    UTF-16 begins with its mark, or with an ASCII character, of which one of two bytes is zero.
 
     >>> utf_16_hint("a".encode("utf-16")), utf_16_hint("a".encode("utf-16-le"))
     (', but UTF-16: save the file as UTF-8', ', but UTF-16: save the file as UTF-8')
@@ -44,7 +43,9 @@ def utf_16_hint(data: bytes) -> str:
     """
     has_mark = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     is_ascii = len(data) > 1 and (data[0] == 0) != (data[1] == 0)
-    return ", but UTF-16: save the file as UTF-8" if has_mark or is_ascii else ""
+    if has_mark or is_ascii:
+        return ", but UTF-16: save the file as UTF-8"
+    return ""
 
 
 def counted(number: int, noun: str) -> str:
@@ -53,9 +54,10 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "class"), counted(2, "box"), counted(0, "image")
     ('1 class', '2 boxes', '0 images')
     """
-    return f"{number:,} {noun}" + (
-        "" if number == 1 else "es" if noun.endswith(("s", "x")) else "s"
-    )
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith(("s", "x")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:
@@ -69,17 +71,19 @@ def excerpt(text: str | bytes, length: int = 40) -> str:
 
 
 def one_line(error: object, length: int = 300) -> str:
-    r"""The message of another library's error on one line, cut after `length` characters.
+    r"""Return the message of another library's error on one line, cut after `length` characters.
 
     >>> one_line(ValueError("bad\n  at 3"))
     'bad at 3'
     """
-    return excerpt(" ".join(str(error).split()), length)
+    words = str(error).split()
+    return excerpt(" ".join(words), length)
 
 
 def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """A question with the known words that are nearest to `word`, to end an error's sentence; "" if
-    none is near.
+    """Return a question with the known words nearest to `word`, which ends an error's sentence.
+
+    It is "" if none is near.
 
     similarity: difflib's ratio, 0 to 1, from which a word is near. Upper and lower case and leading
     dashes make no difference.
@@ -89,12 +93,16 @@ def did_you_mean(word: str, known: Iterable[str], similarity: float = 0.6) -> st
     >>> did_you_mean("x", ["SGD"])
     ''
     """
+    # How similar each known word is.
     matcher = SequenceMatcher()
     matcher.set_seq2(word[:100].lstrip("-").casefold())
     ratios: dict[str, float] = {}
     for name in known:
         matcher.set_seq1(name.lstrip("-").casefold())
         ratios[name] = matcher.ratio()
+
     best = max(ratios.values(), default=0.0)
-    nearest = [name for name, ratio in ratios.items() if ratio == best]
-    return f" (did you mean {' or '.join(sorted(nearest)[:3])}?)" if best >= similarity else ""
+    if best < similarity:
+        return ""
+    nearest = sorted(name for name, ratio in ratios.items() if ratio == best)
+    return f" (did you mean {' or '.join(nearest[:3])}?)"

@@ -1,7 +1,7 @@
 """The first steps of a script, before its slow imports.
 
-Closed standard streams, Ctrl-C, and a limit of address space. This module imports almost nothing,
-so that all of them work as early as possible.
+They are for closed standard streams, Ctrl-C, and a limit of address space. This module imports
+almost nothing, so that they are done as early as possible.
 """
 
 import os
@@ -31,10 +31,10 @@ def prepare_script() -> None:
 def require_address_space() -> None:
     """Exit with one sentence and code 1 if `ulimit -v` leaves too little address space.
 
-    The large packages need it to load. Their C++ code aborts the process on a failed allocation
-    ("std::bad_alloc"), or leaves out a library and fails later with another error. So, if there is
-    a limit, they are first loaded in a child process. Call it just before the script loads them: it
-    takes as long.
+    That is too little to load the large packages. Their C++ code aborts the process on a failed
+    allocation ("std::bad_alloc"), or leaves out a library and fails later with another error. So,
+    if there is a limit, they are first loaded in a child process. Call it just before the script
+    loads them: it takes as long.
     """
     try:
         import resource
@@ -48,6 +48,7 @@ def require_address_space() -> None:
         return
     if child == 0:
         _load_and_exit()
+
     _, status = os.waitpid(child, 0)
     if status == 0:
         return
@@ -62,20 +63,22 @@ def require_address_space() -> None:
 
 
 def _load_and_exit() -> NoReturn:
-    """In a child process: load the large packages without output.
+    """Load the large packages without output, and exit: with 0 unless memory is what is missing.
 
-    It exits with 0 unless memory is what is missing.
+    Only a child process may call it.
     """
-    code = 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+
+    code = 0
     try:
         for name in LARGE_PACKAGES:
             import_module(name)
     except ImportError as error:  # a missing package is reported by the import in this script
-        code = int("failed to map" in str(error) or "allocate memory" in str(error))
+        reason = str(error)
+        code = int("failed to map" in reason or "allocate memory" in reason)
     except BaseException:  # a library that was left out fails in many ways
         code = 1
     os._exit(code)
@@ -91,8 +94,10 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # it gets the lowest free descriptor, this one
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            # the lowest free descriptor is opened, which is this one
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -110,15 +115,18 @@ def has_launcher(environment: Mapping[str, str]) -> bool:
 
 
 def is_first_process(environment: Mapping[str, str]) -> bool:
-    """Whether this process is rank 0 according to the launcher's environment variables, so that it
-    prints for all.
+    """Return whether this process is rank 0, and so prints for all.
+
+    environment: with the launcher's variables.
     """
-    return (environment.get("RANK") or environment.get("SLURM_PROCID") or "0") == "0"
+    rank = environment.get("RANK") or environment.get("SLURM_PROCID") or "0"
+    return rank == "0"
 
 
 def _exit_interrupted(_: int, __: FrameType | None) -> None:
-    """Exit at once: an import can turn a KeyboardInterrupt into another error, and torch's C++ code
-    aborts on it.
+    """Exit at once.
+
+    An import can turn a KeyboardInterrupt into another error, and torch's C++ code aborts on it.
     """
     try:
         if is_first_process(os.environ) and SPAWNED not in os.environ:
