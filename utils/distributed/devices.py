@@ -12,14 +12,17 @@ from utils.distributed.launch import RankInfo
 
 
 def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
-    """Return the devices of a process.
+    """Return the devices of a process: one, or several in a single process (DataParallel).
 
-    One device, or in a single process all that `wanted` names (DataParallel). wanted: "cpu", "mps",
-    a GPU number, or several ("0,1"), of which each process takes the one at the index of its local
-    rank. "" means the GPU at the local rank, or the CPU on a machine without GPUs. Numbers count
-    the GPUs that CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has bound to a single
-    GPU takes that one. Raises ValueError if this machine does not have the device, or has fewer
-    devices than processes.
+    Numbers count the GPUs that CUDA_VISIBLE_DEVICES leaves, from 0. A process that SLURM has bound
+    to a single GPU takes that one.
+
+    wanted: "cpu", "mps", a GPU number, or several ("0,1"), all of which a single process takes; of
+    several processes each takes the one at the index of its local rank. "" means the GPU at the
+    local rank, or the CPU on a machine without GPUs.
+
+    Raises: ValueError if this machine does not have the device, or has fewer devices than
+    processes.
     """
     name = wanted.strip().lower().removeprefix("cuda:")
     if name == "cpu":

@@ -12,22 +12,24 @@ import torch
 def memory_gib(device: torch.device) -> float:
     """Return the GiB that this process uses on the device.
 
-    For a CPU its resident memory. 0 if unknown.
+    On a CPU it is the resident memory, 0 if that is unknown.
     """
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 2**30
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+            resident_pages = int(file.read().split()[1])
     except OSError:
         return 0.0
+    return resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process can still allocate on the device; for a CPU, of RAM."""
     if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        return free + cached
     if device.type == "mps":
         return max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0)
     return free_ram()
@@ -45,8 +47,8 @@ def release_memory(device: torch.device) -> None:
 def reserved_by(step: Callable[[], None], device: torch.device) -> int:
     """Return the peak bytes that this process reserves on a GPU during `step`.
 
-    Those allocated before do not count. It counts reserved bytes, not allocated ones: what the
-    allocator loses to rounding and fragmentation is not free.
+    Bytes that were allocated before do not count. They are reserved bytes, not allocated ones: what
+    the allocator loses to rounding and fragmentation is not free.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # or the step would reuse cached memory, which would not be counted
@@ -60,37 +62,41 @@ def reserved_by(step: Callable[[], None], device: torch.device) -> int:
 def ring_budget(local_processes: int = 1) -> int:
     """Return the bytes of RAM for the batches that this process's loader workers prepare.
 
-    Its share of a quarter of what is free. For GPUs this memory is page-locked, so that the system
-    cannot move it to disk.
+    That is its share of a quarter of what is free. For GPUs this memory is page-locked, so that the
+    system cannot move it to disk.
     """
     return free_ram() // 4 // local_processes
 
 
 def free_ram(root: Path = Path("/")) -> int:
-    """Return the bytes of RAM that are free or could be freed.
+    """Return the bytes of RAM that are free or could be freed; sys.maxsize if unknown.
 
-    They are within the limits of this process's control groups. sys.maxsize if unknown. root: the
-    folder that contains proc/ and sys/.
+    They are within the limits of this process's control groups.
+
+    root: the folder that contains proc/ and sys/.
     """
     free_kib = _read_number("MemAvailable", root / "proc/meminfo")
-    machine = sys.maxsize if free_kib is None else free_kib * 1024
-    return max(min([machine, *_free_in_groups(root)]), 0)
+    on_machine = sys.maxsize if free_kib is None else free_kib * 1024
+    smallest = min([on_machine, *_free_in_groups(root)])
+    return max(smallest, 0)
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
     """Yield the bytes left in each control group of this process, and in each of its parents.
 
-    Of cgroup v1 or v2.
+    Both versions of control groups (cgroups) are read.
     """
     for line in _read_lines(root / "proc/self/cgroup"):
         _, kind, path = line.split(":", 2)
-        if kind in ("", "memory"):  # the field is empty in version 2
-            base = root / "sys/fs/cgroup" / kind
-            # a container sees its own group as the base, whatever the path is
-            group = base / path.lstrip("/")
-            for folder in (group, *group.parents):
-                if folder.is_relative_to(base):
-                    yield from _free_in_group(folder)
+        if kind not in ("", "memory"):  # the field is empty in version 2
+            continue
+
+        # In a container the path may be the host's: its own group is at the base.
+        base = root / "sys/fs/cgroup" / kind
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(base):
+                yield from _free_in_group(folder)
 
 
 def _free_in_group(folder: Path) -> Iterator[int]:
@@ -100,19 +106,17 @@ def _free_in_group(folder: Path) -> Iterator[int]:
     """
     version_2 = ("memory.max", "memory.current", "inactive_file")
     version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    for limit, used, cache in (version_2, version_1):
-        numbers = [*_read_lines(folder / limit), *_read_lines(folder / used)]
+    for limit_file, used_file, cache in (version_2, version_1):
+        numbers = [*_read_lines(folder / limit_file), *_read_lines(folder / used_file)]
         # "max" means no limit
         if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            limit, used = map(int, numbers)
             inactive = _read_number(cache, folder / "memory.stat") or 0
-            yield int(numbers[0]) - int(numbers[1]) + inactive
+            yield limit - used + inactive
 
 
 def _read_number(name: str, file: Path) -> int | None:
-    """Return the number after `name` in a file with one name and number per line.
-
-    None if it is missing.
-    """
+    """Return the number after `name` in a file of lines with a name and a number; None without."""
     for line in _read_lines(file):
         words = line.replace(":", " ").split()
         if words and words[0] == name:

@@ -1,7 +1,4 @@
-"""Choose the parallel mode of a model.
-
-One process, DataParallel, DistributedDataParallel or sharded.
-"""
+"""Choose the parallel mode: one process, DataParallel, DistributedDataParallel or sharded."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +33,12 @@ def synchronize_if_asked(
 ) -> bool:
     """Synchronize BatchNorm if asked, and return whether it is.
 
-    Report flags that have no effect.
+    Args:
+        model: changed in place.
+        world: of the processes.
+        sync_bn: whether it was asked for.
+        shard: whether the run is sharded, which needs it.
+        say: receives a line for each flag that has no effect.
     """
     synchronized = sync_bn or shard
     if synchronized:
@@ -49,9 +51,9 @@ def synchronize_if_asked(
 
 
 def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dtype:
-    """The dtype to compute in, from `choose_precision`, checked to be the same in all processes.
+    """Return the dtype to compute in, from `choose_precision`, the same in all processes.
 
-    Raises ValueError if it differs between processes, or for float16 in a sharded run.
+    Raises: ValueError if it differs between processes, or for float16 in a sharded run.
     """
     precision = choose_precision(wanted, world.device)
     world.require_same(f"--amp {wanted}", str(precision))

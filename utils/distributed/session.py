@@ -198,7 +198,7 @@ class DistributedSession:
     def _join_to_end(self, error: BaseException) -> Rendezvous | None:
         """Return the rendezvous of processes that fail before it, for example on a flag.
 
-        None if it is not possible.
+        It is None if they cannot meet.
         """
         if self._tried_to_join or isinstance(error, KeyboardInterrupt):
             return None
@@ -300,7 +300,15 @@ def init_world(
     backend: str,
     timeout: timedelta,
 ) -> World:
-    """Create the process groups and return the world of this process."""
+    """Create the process groups and return the world of this process.
+
+    Args:
+        rendezvous: whose store the processes meet at.
+        rank_info: of this process.
+        device: that it computes on.
+        backend: nccl or gloo.
+        timeout: of a collective.
+    """
     set_device(device)
     dist.init_process_group(
         backend,

@@ -215,7 +215,7 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def local_moments(x: Tensor) -> Tensor:
     """Return [2C + 1]: the means, the M2s (sums of squared deviations), the number of values.
 
-    Zeros if `x` [B, C, H, W] is empty.
+    They are zeros if `x` [B, C, H, W] is empty.
 
     Source: the corrected two-pass algorithm of Chan, Golub and LeVeque, The American Statistician
     37 (1983), eq. 1.7.
@@ -240,9 +240,9 @@ def local_moments(x: Tensor) -> Tensor:
 def fused_moments(x: Tensor, eps: float) -> Tensor:
     """Return [2C + 1]: the means, each 1 / sqrt(variance + eps), the number of values.
 
-    By a kernel for CUDA. A process without images reports a mean of 0, an inverse deviation of 1
-    and a number of values so small that it has no effect on the others: of 0 values the kernel that
-    merges the rows would make nan.
+    A kernel for CUDA computes them. A process without images reports a mean of 0, an inverse
+    deviation of 1 and a number of values so small that it has no effect on the others: of 0 values
+    the kernel that merges the rows would make nan.
     """
     channels = x.shape[1]
     if x.numel() == 0:

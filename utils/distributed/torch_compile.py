@@ -18,22 +18,25 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 def mode_without_reuse(
     mode: str, batches_per_step: int, device: torch.device, say: Callable[[str], None]
 ) -> str:
-    """Return the mode of torch.compile to use.
+    """Return the mode of torch.compile to use: one without CUDA graphs if gradients accumulate.
 
-    Without CUDA graphs if gradients of several batches are accumulated. A gradient that a CUDA
-    graph has computed may lie in the graph's own memory, which the graph overwrites when it runs
-    for the next batch (pytorch issues 96693, 169545). With one batch per step the gradients have
-    been used by then. say: receives a log line if the mode is another one than `mode`.
+    A gradient that a CUDA graph has computed may lie in the graph's own memory, which the graph
+    overwrites when it runs for the next batch (pytorch issues 96693, 169545). With one batch per
+    step the gradients have been used by then.
+
+    say: receives a log line if the mode is another one than `mode`.
     """
-    if mode not in WITHOUT_GRAPHS or batches_per_step == 1 or device.type != "cuda":
+    uses_graphs = mode in WITHOUT_GRAPHS and device.type == "cuda"
+    if not uses_graphs or batches_per_step == 1:
         return mode
+
+    other_mode = WITHOUT_GRAPHS[mode]
     say(
         f"--compile {mode}: without CUDA graphs, because the gradients of {batches_per_step} "
-        "batches are accumulated "
-        f"for each optimizer step, so the mode is {WITHOUT_GRAPHS[mode]}; a larger --batch-size "
-        "accumulates fewer"
+        f"batches are accumulated for each optimizer step, so the mode is {other_mode}; "
+        "a larger --batch-size accumulates fewer"
     )
-    return WITHOUT_GRAPHS[mode]
+    return other_mode
 
 
 def compile_model(
@@ -47,14 +50,21 @@ def compile_model(
 ) -> str:
     """Compile a model in training mode, and return a message about the result.
 
-    It is compiled for batches shaped like `images`. mode: of torch.compile: default,
-    reduce-overhead (CUDA graphs) or max-autotune. One forward and backward pass is run as a test;
-    it leaves gradients and buffers unchanged. If it fails on any process, all processes run
-    uncompiled. forward: calls the model as training does. It must be the forward pass of
-    DistributedDataParallel if that wraps the model: the first call compiles, and only there torch
-    splits the graph where the gradients of a bucket are complete, so that they are all-reduced
-    while the rest of the backward pass runs. The model itself by default. Raises ValueError for
-    several devices in one process.
+    One forward and backward pass is run as a test; it leaves gradients and buffers unchanged. If it
+    fails on any process, all processes run uncompiled.
+
+    Args:
+        model: compiled in place.
+        mode: of torch.compile: default, reduce-overhead (CUDA graphs) or max-autotune.
+        images: a batch; the model is compiled for batches of its shape.
+        autocast: entered for the forward pass.
+        world: of the processes that compile together.
+        forward: calls the model as training does, by default the model itself. It must be the
+            forward pass of DistributedDataParallel if that wraps the model: the first call
+            compiles, and only there torch splits the graph where the gradients of a bucket are
+            complete, so that they are all-reduced while the rest of the backward pass runs.
+
+    Raises: ValueError for several devices in one process.
     """
     if world.devices:
         raise ValueError(
@@ -69,30 +79,33 @@ def compile_model(
         with preserve_buffers(model):
             with autocast:
                 raw = call(images)
+            sums = [part.sum() for part in tensors_in(raw)]
+            total = torch.stack(sums).sum()
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            total = torch.stack([part.sum() for part in tensors_in(raw)]).sum()
             torch.autograd.grad(total, trainable)  # unlike backward(), runs no hooks, such as DDP's
 
-    if failure := first_failure(trial, world):
+    failure = first_failure(trial, world)
+    if failure:
         model._compiled_call_impl = None  # its value before model.compile()
         return (
             f"--compile {mode}: torch cannot compile the model, so it runs uncompiled ({failure})"
         )
-    return f"--compile {mode}: compiled in {time.perf_counter() - started:.0f} s"
+    elapsed_s = time.perf_counter() - started
+    return f"--compile {mode}: compiled in {elapsed_s:.0f} s"
 
 
 def first_failure(trial: Callable[[], None], world: World) -> str:
-    """Run `trial` on all processes and describe the first error of any of them.
-
-    "" if there is none.
-    """
+    """Run `trial` on all processes; return the first error of any of them as text, else ""."""
     failure = ""
     try:
         trial()
     except Exception as error:  # of any type: Python, Triton and C++ compilers take part
         failure = _describe(error)
-    failures = list(filter(None, world.all_gather_object(failure)))
-    return failures[0] if failures else ""
+
+    for each in world.all_gather_object(failure):
+        if each:
+            return each
+    return ""
 
 
 def compile_or_fall_back(
@@ -100,8 +113,8 @@ def compile_or_fall_back(
 ) -> Callable[..., Tensor]:
     """Compile `function` for each shape of its arguments, which must be few.
 
-    torch stops after eight. If torch cannot compile it, `say` receives a log line, and `function`
-    itself is called.
+    torch compiles at most eight. If torch cannot compile it, `say` receives a log line, and
+    `function` itself is called.
     """
     compiled: Callable[..., Tensor] | None = torch.compile(function, dynamic=False)
 
