@@ -21,8 +21,11 @@ def format_bytes(number: float) -> str:
     >>> format_bytes(1_234_567)
     '1.23 MB'
     """
-    text = tqdm.format_sizeof(number)
-    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{number:.0f} bytes"
+    text = tqdm.format_sizeof(number)  # such as 1.23M
+    prefix = text[-1]
+    if not prefix.isalpha():
+        return f"{number:.0f} bytes"
+    return f"{text[:-1]} {prefix}B"
 
 
 def require_free_space(folder: Path, size: int) -> None:
@@ -51,10 +54,11 @@ class FolderLock:
 def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
     """Lock a run folder for this process.
 
-    Raises ValueError if another process holds it for longer than `wait_s`. Loader processes do not
-    inherit the lock, and the operating system releases it however this process ends. The wait is
-    for a launcher that restarts processes before the old ones have ended. On a disk that does not
-    support locks the folder counts as free.
+    Loader processes do not inherit the lock, and the operating system releases it however this
+    process ends. The wait is for a launcher that restarts processes before the old ones have ended.
+    On a disk that does not support locks the folder counts as free.
+
+    Raises: ValueError if another process holds it for longer than `wait_s`.
     """
     deadline = time.monotonic() + wait_s
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -72,11 +76,12 @@ def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
 
 @contextmanager
 def exclusive_access(folder: Path) -> Iterator[None]:
-    """Lock `folder` during the block.
+    """Lock `folder` during the block: other processes, on all machines that share the disk, wait.
 
-    Of all processes on machines that share the disk one holds it, and others wait. The folder is
-    created, and removed at the end if it is empty. The operating system releases the lock of a
-    killed process. Raises FaultError if the disk does not support locks.
+    The folder is created, and removed at the end if it is empty. The operating system releases the
+    lock of a killed process.
+
+    Raises: FaultError if the disk does not support locks.
     """
     file = folder / "lock"
     descriptor = _take(file)
@@ -118,7 +123,7 @@ def _take(file: Path) -> int:
 def lock_shared(descriptor: int) -> None:
     """Keep `remove_unused` from removing an open file until it is closed.
 
-    No effect if the disk lacks such locks.
+    It has no effect on a disk that lacks such locks.
     """
     with suppress(ImportError, OSError):
         import fcntl
@@ -137,9 +142,11 @@ def remove_unused(file: Path) -> None:
 
 
 def _locked(descriptor: int, *, inherited: bool = True) -> bool:
-    """Try to lock an open file without waiting; whether this process now holds the lock.
+    """Try to lock an open file without waiting; return whether this process now holds the lock.
 
-    inherited: forked processes share the lock. Raises OSError if the disk does not support locks.
+    inherited: whether forked processes share the lock.
+
+    Raises: OSError if the disk does not support locks.
     """
     try:
         if sys.platform == "win32":
@@ -149,7 +156,8 @@ def _locked(descriptor: int, *, inherited: bool = True) -> bool:
         else:
             import fcntl
 
-            (fcntl.flock if inherited else fcntl.lockf)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = fcntl.flock if inherited else fcntl.lockf
+            lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except (BlockingIOError, PermissionError):
         # another process holds it; the error depends on the operating system

@@ -1,5 +1,4 @@
-"""Digests of many files, which caches store to notice that a file that they were made from has
-changed.
+"""Digests of many files, which caches store to notice changes of the files they were made from.
 
 Modification times prove nothing: archives, `cp -p`, `rsync -t` and image layers set them to what
 they were elsewhere.

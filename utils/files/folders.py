@@ -12,8 +12,9 @@ RUN_MARK_TEXT = (
     "Kestrel wrote this folder. Its pictures are results: they are not read as "
     "data of a folder above.\n"
 )
-# Of runs made before the mark existed, and of YOLOv5: files that only a run folder has together,
-# and default paths.
+
+# Runs without the mark, made before it existed or by YOLOv5: files that only a run folder has
+# together, and default paths.
 FILES_OF_RUNS = (
     {"args.yaml", "hyp.yaml"},
     {"opt.yaml", "hyp.yaml"},
@@ -25,9 +26,12 @@ PATHS_OF_RUNS = re.compile(r"(.*/)?runs/(train|val|detect)/exp[0-9]*")
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
     """Create and return project/name, or the first free one of name2, name3, ...
 
-    Two runs never share a folder. The folder is marked with RUN_MARK. exist_ok: use project/name
-    even if it exists; it is marked if it is empty, since it may hold the user's own files. Raises
-    ValueError if the folder cannot be created.
+    Two runs never share a folder. The folder is marked with RUN_MARK.
+
+    exist_ok: use project/name even if it exists; it is marked if it is empty, since it may hold the
+    user's own files.
+
+    Raises: ValueError if the folder cannot be created.
     """
     if not name:
         raise ValueError("--name: must not be empty")
@@ -35,23 +39,33 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
     try:
         first.parent.mkdir(parents=True, exist_ok=True)
         if exist_ok:
-            first.mkdir(exist_ok=True)
-            if not any(first.iterdir()):
-                (first / RUN_MARK).write_text(RUN_MARK_TEXT)
-            return first
-        for number in itertools.count(1):
-            folder = first if number == 1 else first.with_name(f"{first.name}{number}")
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                break
-        (folder / RUN_MARK).write_text(RUN_MARK_TEXT)
+            folder = first
+            folder.mkdir(exist_ok=True)
+        else:
+            folder = _first_free(first)
+
+        if not any(folder.iterdir()):
+            (folder / RUN_MARK).write_text(RUN_MARK_TEXT)
         return folder
     except OSError as error:
         raise ValueError(f"{first}: the run folder cannot be created ({error.strerror})") from error
 
 
+def _first_free(first: Path) -> Path:
+    """Create and return the folder `first`, or the first one of first2, first3, ... that is new."""
+    folder = first
+    for number in itertools.count(2):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+        folder = first.with_name(f"{first.name}{number}")
+    return folder
+
+
 def is_run_folder(folder: str, names: Collection[str]) -> bool:
-    """Return whether train.py, val.py or detect.py wrote a folder. names: of the files in it.
+    """Return whether train.py, val.py or detect.py wrote a folder.
+
+    names: of the files in it.
 
     >>> is_run_folder("photos/night", ["a.jpg", "kestrel-run.txt"])
     True
@@ -62,22 +76,23 @@ def is_run_folder(folder: str, names: Collection[str]) -> bool:
     >>> is_run_folder("/photos/runs/train/images", ["a.jpg"])
     False
     """
-    if RUN_MARK in names or any(files.issubset(names) for files in FILES_OF_RUNS):
+    if RUN_MARK in names:
         return True
-    return PATHS_OF_RUNS.fullmatch(Path(os.path.abspath(folder)).as_posix()) is not None
+    if any(files.issubset(names) for files in FILES_OF_RUNS):
+        return True
+    path = Path(os.path.abspath(folder)).as_posix()
+    return PATHS_OF_RUNS.fullmatch(path) is not None
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the temporary files in a run folder that processes left because they were killed while
-    writing.
-    """
+    """Remove the temporary files in a run folder of processes that were killed while writing."""
     for file in (*folder.glob("*.tmp.*"), *folder.glob("weights/*.tmp.*")):
         if file.suffix[1:].isdecimal():  # a process id
             file.unlink(missing_ok=True)
 
 
 def newest_first(folder: Path, pattern: str) -> list[Path]:
-    """The files in `folder` that match a glob `pattern`, the most recently written one first.
+    """Return the files in `folder` that match a glob, the most recently written one first.
 
     Links to files that do not exist are left out: `Path.glob` returns them since Python 3.13,
     though not before. So are files that another process removes at this moment.
@@ -86,18 +101,20 @@ def newest_first(folder: Path, pattern: str) -> list[Path]:
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):
             written.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(written, reverse=True)]
+    written.sort(reverse=True)
+    return [path for _, path in written]
 
 
 def cache_folder(given: str) -> Path | None:
     """Return the folder for scanned labels and decoded images.
 
-    `given`, or the user's cache folder if that is empty. None if the user has no home folder, as in
-    a container that runs under a user id unknown to the system.
+    It is `given`, or the user's cache folder if that is empty. None if the user has no home folder,
+    as in a container that runs under a user id unknown to the system.
     """
     if given:
         return Path(given)
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kestrel"
+        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
         return None
+    return Path(user_cache) / "kestrel"

@@ -7,8 +7,7 @@ UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 
 
 def safe_name(name: str) -> str:
-    r"""Return a relative path that stays inside its folder and is one line, as close to `name` as
-    possible.
+    r"""Return the relative path nearest to `name` that is one line and stays inside its folder.
 
     >>> safe_name("../a\\b\n.jpg"), safe_name("/etc/x.jpg"), safe_name("street/ä b.jpg")
     ('_/a_b_.jpg', 'etc/x.jpg', 'street/ä b.jpg')
