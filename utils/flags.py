@@ -18,11 +18,11 @@ NEAR = 0.8
 
 
 class FlagParser(argparse.ArgumentParser):
-    """ArgumentParser that accepts no abbreviated flags and raises ValueError with one sentence on a
-    mistake.
+    """ArgumentParser that accepts no abbreviated flags, and raises ValueError on a mistake.
 
-    argparse itself would print its usage and exit. defaults: of flags that have none in the parser,
-    for the help.
+    The error is one sentence; argparse itself would print its usage and exit.
+
+    defaults: of flags that have none in the parser, for the help.
     """
 
     def __init__(

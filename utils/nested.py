@@ -23,8 +23,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate equally nested dicts, lists and tuples of tensors along the first axis of each
-    tensor.
+    """Concatenate equally nested dicts, lists and tuples of tensors along the tensors' first axis.
 
     >>> concatenate([[torch.tensor([1])], [torch.tensor([2])]])
     [tensor([1, 2])]

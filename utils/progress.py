@@ -16,9 +16,7 @@ SMALLEST_BAR = 4  # columns
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar that shows as many of its texts, from the first on, as fit in the width of the
-    terminal.
-    """
+    """A bar that shows as many of its texts, from the first on, as the terminal has room for."""
 
     texts: Sequence[str] = ()
 

@@ -1,6 +1,4 @@
-"""Anonymous shared memory for several processes on one machine, freed when the last of them
-ends.
-"""
+"""Anonymous shared memory of several processes on one machine, freed when the last one ends."""
 
 import mmap
 import os

@@ -1,6 +1,4 @@
-"""Flags of YOLOv5 and of others that the scripts reject, and what the error message says to use
-instead.
-"""
+"""Flags of YOLOv5 and others that the scripts reject, and what their errors say to use instead."""
 
 from collections.abc import Iterable
 
@@ -81,8 +79,8 @@ HINTS_IN_TRAIN = HINTS | {
 
 
 def hints_for_train(hyper_parameters: Iterable[str]) -> dict[str, str]:
-    """The hints of train.py, also for the names of hyper-parameters, which are given in a file."""
-    in_file = {
-        name: f"{name} is a value in a --hyp file, see data/hyps/" for name in hyper_parameters
-    }
-    return in_file | HINTS_IN_TRAIN
+    """Return the hints of train.py, also for the names of hyper-parameters, which are in a file."""
+    hints = {}
+    for name in hyper_parameters:
+        hints[name] = f"{name} is a value in a --hyp file, see data/hyps/"
+    return hints | HINTS_IN_TRAIN

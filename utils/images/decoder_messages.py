@@ -89,7 +89,7 @@ def _is_descriptor_2(stream: object) -> bool:
 def discarded_messages() -> Iterator[None]:
     """Discard what is written to file descriptor 2 in this block, which costs some microseconds.
 
-    For processes with one thread: what other threads print meanwhile is discarded too.
+    It is for processes with one thread: what other threads print meanwhile is discarded too.
     """
     try:
         stderr = os.dup(2)

@@ -61,7 +61,7 @@ class OperatingCurves:
     def mean(self, rows: np.ndarray) -> np.ndarray:
         """Return the mean over the classes that have ground truth, [K, ...] to [...].
 
-        Zeros if none has.
+        It is zero if none has.
         """
         return _mean_rows(rows, self.has_truth)
 

@@ -49,7 +49,7 @@ class DetectionMatches:
     def top_k(self, limit: int) -> DetectionMatches:
         """Return these matches with at most `limit` detections per image and class.
 
-        The same object if there are no more.
+        They are the same object if there are no more.
         """
         kept = self.ranks < limit
         if kept.all():

@@ -30,7 +30,7 @@ class Annotator:
     def draw(self, frame: Frame, detections: ImageDetections) -> NDArray[np.uint8]:
         """Return the frame with its detections, uint8 [H, W, 3] BGR.
 
-        The same array if the last call was for this frame.
+        It is the same array as before if the last call was for this frame.
         """
         if self._last is None or self._last[0] is not frame:
             from utils.plots.annotate import draw_detections  # loads matplotlib

@@ -29,8 +29,10 @@ RESERVED = frozenset(
 class Crops:
     """Writes `crops/<class>/<name>.jpg`, with _2, _3, ... at the end if there is such a file.
 
-    None is overwritten. The pixels are those of the image, without drawings. Boxes without a whole
-    pixel are left out. known: as for OutputNames. sources: is told of each file.
+    No file is overwritten. The pixels are those of the image, without drawings. Boxes without a
+    whole pixel are left out.
+
+    known: as for OutputNames. sources: gets a row for each file.
     """
 
     def __init__(
@@ -41,7 +43,8 @@ class Crops:
         known: Sequence[tuple[str, bool]] | None = None,
         sources: SourcesFile | None = None,
     ) -> None:
-        self.folder, self.folders = folder, class_folders(names)
+        self.folder = folder
+        self.folders = class_folders(names)
         self._names = OutputNames(known)
         self._sources = sources
 

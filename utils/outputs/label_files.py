@@ -15,13 +15,20 @@ YOLO, VOC = 0, 1
 
 
 class LabelFiles:
-    """Writes `labels/<name>.txt` for an image and `labels/<name>_<number>.txt` for a frame of a
-    video.
+    """Writes `labels/<name>.txt` for an image, `labels/<name>_<number>.txt` for a video's frame.
 
-    text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows `class x1
-    y1 x2 y2` in pixels. scores: add the score at the end of each row. Without detections the file
-    is empty, so that an image without objects differs from an image that was not processed. known:
-    as for OutputNames. sources: is told of each file. Raises ValueError for another format.
+    Without detections the file is empty, so that an image without objects differs from an image
+    that was not processed.
+
+    Args:
+        folder: of the run.
+        text_format: YOLO, rows `class cx cy w h` as fractions of the image size, or VOC, rows
+            `class x1 y1 x2 y2` in pixels.
+        scores: whether each row ends with the score.
+        known: as for OutputNames.
+        sources: gets a row for each file.
+
+    Raises: ValueError for another format.
     """
 
     def __init__(

@@ -82,9 +82,8 @@ class OutputNames:
     def picture(self, frame: Frame, suffix: str) -> str:
         """Return the path of this image's picture, with `suffix`.
 
-        The image's own one, or that of another format. `a.jpg` gets `a.jpg`, and no other image
-        does. In another format `a.bmp` gets `a.jpg` only if it is known that no other `a` will
-        arrive, otherwise `a.bmp.jpg`.
+        `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only
+        if it is known that no other `a` will arrive, otherwise `a.bmp.jpg`.
         """
         is_converted = not path_inside(frame.name).endswith(suffix)
         return self._stem(frame, suffix, keep_suffix=is_converted and not self._are_known) + suffix
@@ -120,8 +119,9 @@ class OutputNames:
         return candidate
 
     def _claim(self, candidate: str, is_video: bool) -> bool:
-        """Whether the numbered frames of a video and an image with a number at its end do not share
-        a path.
+        """Return whether a name is free, and claim it.
+
+        It is not if a frame of a video and an image with a number at its end would share a path.
         """
         base = re.fullmatch(r"(.+)_[0-9]+", candidate, re.DOTALL)
         if is_video and candidate not in self._numbered:

@@ -23,7 +23,9 @@ class PictureFiles:
 
     JPEG and PNG keep their suffix. All other images (.bmp, .tif, .webp, ...) become .jpg files,
     which every viewer opens: `a.tif` becomes `a.jpg`, or `a.tif.jpg` if there is or may be another
-    `a`. known: as for OutputNames. sources: is told of each file.
+    `a`.
+
+    known: as for OutputNames. sources: gets a row for each file.
     """
 
     def __init__(
@@ -34,7 +36,8 @@ class PictureFiles:
         known: Sequence[tuple[str, bool]] | None = None,
         sources: SourcesFile | None = None,
     ) -> None:
-        self.folder, self.annotator = folder, annotator
+        self.folder = folder
+        self.annotator = annotator
         self._names = OutputNames(known)
         self._sources = sources
 

@@ -31,7 +31,9 @@ from utils.terminal import FaultError
 CODECS = (("avc1", ".mp4"), ("mp4v", ".mp4"), ("VP80", ".webm"), ("MJPG", ".avi"))
 # so that a video can still be finished: OpenCV does not raise when the disk is full
 MIN_FREE_BYTES = 16_000_000
-MIN_FPS, MAX_FPS, USUAL_FPS = 0.1, 1000.0, 25.0
+MIN_FPS = 0.1
+MAX_FPS = 1000.0
+USUAL_FPS = 25.0
 
 
 class VideoFiles:
@@ -40,8 +42,11 @@ class VideoFiles:
     A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or
     on `close`. Until then it is called `video.tmp.*`. A frame of another size than the first one is
     letterboxed into the first size; an odd width or height is made even by repeating the last
-    column or row, which the codecs need. known: as for OutputNames. sources: is told of each file.
-    Raises FaultError if no codec can write the video, or if the disk is full.
+    column or row, which the codecs need.
+
+    known: as for OutputNames. sources: gets a row for each file.
+
+    Raises: FaultError if no codec can write the video, or if the disk is full.
     """
 
     def __init__(
@@ -54,7 +59,8 @@ class VideoFiles:
     ) -> None:
         # no messages about codecs that are tried in vain
         os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-        self.folder, self.annotator = folder, annotator
+        self.folder = folder
+        self.annotator = annotator
         self._names = OutputNames(known)
         self._sources = sources
         self._made: dict[str, int] = {}  # files by name of their video
