@@ -123,7 +123,7 @@ def die_after_delay(number: float) -> None:
     real = train.main
 
     def main(*arguments: Any) -> Any:
-        threading.Timer(number / 4, die).start()
+        threading.Timer(number / 6, die).start()
         return real(*arguments)
 
     train.main = main
@@ -151,25 +151,27 @@ WRITING = {
 }
 
 
-def instants(size: int, count: int) -> list[str]:
-    """Where each of `count` attempts of a run ends: "rank instant number". The last two end while
-    drawing pictures.
+def instants(size: int) -> list[str]:
+    """Where each attempt of a run ends: "rank instant number". The last two end while drawing
+    pictures.
     """
     chosen = random.Random(size)
     late = ("nowhere", "in the last pictures", "in a picture")
-    possible = [instant for instant in INSTANTS if instant not in late]
-    early = [possible[number % len(possible)] for number in range(count - 2)]
+    early = [instant for instant in INSTANTS if instant not in late]
     chosen.shuffle(early)
-    found = []
+
+    places = []
     for instant in [*early, "in the last pictures", "in a picture"]:
         rank = 0 if instant in WRITING else chosen.randrange(size)
-        found.append(
-            f"{rank} {instant} {1 if instant == 'after validation' else chosen.randint(1, 3)}"
-        )
-    return found
+        number = 1 if instant == "after validation" else chosen.randint(1, 3)
+        places.append(f"{rank} {instant} {number}")
+    return places
 
 
 # ---------------------------------------------------------------------- attempts
+
+
+RARE = ("--epochs", "3", "--save-minutes", "0", "--nosave")  # no checkpoint before the end
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +182,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Attempt = Callable[..., list[int]]
 
 
-@pytest.fixture
-def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
-    """attempt(processes, name, flags, at=instant, by=signal): resumes the run if possible; returns
-    the exit codes.
+def attempts_in(folder: Path, data: Path, model: str) -> Attempt:
+    """attempt(processes, name, flags, at=instant, by=signal): starts the run folder/name, or
+    resumes it if possible; returns the exit codes.
     """
 
     def one(
@@ -196,26 +197,15 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
     ) -> list[int]:
         # A rank that is killed outside a collective is missed after --dist-timeout only: no
         # launcher ends the others.
-        own = [
-            "--name",
-            name,
-            "--exist-ok",
-            "--save-minutes",
-            "1e-9",
-            "--batch",
-            "4",
-            "--dist-timeout",
-            "20",
-            *flags,
-        ]
-        words = [
-            word
-            for word in small_run_flags(data, tiny_model, tmp_path, *own)
-            if word != "--noplots" or not pictures
-        ]
-        last = tmp_path / name / "weights" / "last.pt"
+        own = f"--name {name} --exist-ok --save-minutes 1e-9 --batch 4 --dist-timeout 20".split()
+        words = small_run_flags(data, model, folder, *own, *flags)
+        if pictures:
+            words.remove("--noplots")
+
+        last = folder / name / "weights" / "last.pt"
         if last.exists():
             words += ["--resume", str(last)]
+
         faults = {
             "KESTREL_FAULT": "tests.test_resume:killed",
             "KESTREL_INSTANT": at,
@@ -226,11 +216,56 @@ def attempt(data: Path, tiny_model: str, tmp_path: Path) -> Attempt:
             rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)
         ]
         with forked(
-            [environment | faults for environment in environments], words, tmp_path / "io"
+            [environment | faults for environment in environments], words, folder / "io"
         ) as ranks:
             return [rank.end(180) for rank in ranks]
 
     return one
+
+
+@pytest.fixture
+def attempt(data: Path, micro_model: str, tmp_path: Path) -> Attempt:
+    return attempts_in(tmp_path, data, micro_model)
+
+
+@pytest.fixture(scope="module")
+def straight(
+    data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Path]:
+    """straight(processes): the folder of an uninterrupted run with the flags RARE; each is trained
+    once.
+    """
+    folder = tmp_path_factory.mktemp("straight")
+    attempt = attempts_in(folder, data, micro_model)
+
+    def run(size: int) -> Path:
+        if not (folder / f"run{size}").exists():
+            assert attempt(size, f"run{size}", *RARE) == [0] * size
+        return folder / f"run{size}"
+
+    return run
+
+
+@pytest.fixture
+def killed_run(killed_once: Path, tmp_path: Path) -> Path:
+    """The folder of a copy of the run that was killed in the middle of an epoch."""
+    return Path(shutil.copytree(killed_once, tmp_path / "exp"))
+
+
+@pytest.fixture
+def resume(attempt: Attempt, killed_run: Path) -> Callable[..., list[int]]:
+    """resume(flags): resumes killed_run; returns the exit code."""
+    return lambda *flags: attempt(1, killed_run.name, "--epochs", "4", *flags)
+
+
+@pytest.fixture(scope="module")
+def killed_once(data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 4 epochs that was killed in the middle of one."""
+    folder = tmp_path_factory.mktemp("killed")
+    attempt = attempts_in(folder, data, micro_model)
+    assert attempt(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
+    assert checkpoint_file.load(folder / "exp" / "weights" / "last.pt")["batch"] > 1
+    return folder / "exp"
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -268,23 +303,27 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_run_killed_20_times_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
+def test_run_killed_at_every_instant_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
     drawn: dict[str, Any] = {"pictures": True}
-    epochs = ("--epochs", "12")
-    assert attempt(size, "straight", *epochs, **drawn) == [0] * size
-    attempts = [
-        attempt(size, "broken", *epochs, at=instant, **drawn) for instant in instants(size, 20)
-    ]
-    assert [min(codes) for codes in attempts] == [-9] * 20
+    epochs = ("--epochs", "8")
+    assert attempt(size, "straight", *epochs) == [0] * size
+    for instant in instants(size):
+        assert min(attempt(size, "broken", *epochs, at=instant, **drawn)) == -9, instant
     assert attempt(size, "broken", *epochs, **drawn) == [0] * size
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
+@pytest.mark.parametrize(
+    ("size", "places"),
+    [(1, ("before a step 3", "after a step 2", "in validation 2")), (2, ("after a step 3",))],
+)
+def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(
+    micro_model, tmp_path, size, places
+):
+    attempt = attempts_in(tmp_path, draw_data(tmp_path / "set", 6), micro_model)
     tiled = ("--epochs", "2", "--tile", "48", "--tile-overlap", "0.3")
     assert attempt(size, "straight", *tiled) == [0] * size
-    for at in ("before a step 3", "after a step 2", "in validation 5"):
+    for at in places:
         assert min(attempt(size, "broken", *tiled, at=f"0 {at}")) == -9
         halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
         assert halfway["config"]["tile"] == 48
@@ -326,22 +365,21 @@ def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path)
 @pytest.mark.parametrize(
     ("size", "at", "by"),
     [
-        (1, "0 before a step 4", "SIGTERM"),
+        (1, "0 before a step 4", "SIGHUP"),
         (1, "0 in validation 7", "SIGUSR1"),
         (2, "1 before a step 4", "SIGUSR1"),
         (2, "0 in validation 5", "SIGTERM"),
         (1, "0 in validation 16", "SIGTERM"),  # of the last epoch
         (1, "0 in validation 20", "SIGTERM"),  # of best.pt
-        (2, "1 before a step 4", "SIGHUP"),
     ],
 )
-def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(attempt, tmp_path, size, at, by):
+def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(
+    attempt, straight, tmp_path, size, at, by
+):
     """Only one process receives the signal. With --save-minutes 0 and --nosave there is no other
     checkpoint.
     """
-    rare = ("--epochs", "3", "--save-minutes", "0", "--nosave")
-    assert attempt(size, "straight", *rare) == [0] * size
-    assert attempt(size, "broken", *rare, at=at, by=by) == [128 + getattr(signal, by)] * size
+    assert attempt(size, "broken", *RARE, at=at, by=by) == [128 + getattr(signal, by)] * size
     run = tmp_path / "broken"
     report, saved = (
         json.loads((run / "preempted.json").read_text()),
@@ -355,32 +393,31 @@ def test_run_saves_and_exits_on_signal_and_resumes_with_same_bits(attempt, tmp_p
     assert [(tmp_path / "io" / f"rank{rank}" / "stderr").read_text() for rank in range(size)] == [
         ""
     ] * size
-    assert attempt(size, "broken", *rare) == [0] * size
+    assert attempt(size, "broken", *RARE) == [0] * size
     assert not (run / "preempted.json").exists()
-    assert_same_bits(tmp_path / "straight", run)
+    assert_same_bits(straight(size), run)
 
 
-def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, tmp_path):
+def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, straight, tmp_path):
     """Also with --nosave there is a checkpoint of the epoch and batch in preempted.json."""
     rare = ("--epochs", "3", "--nosave")
-    assert attempt(1, "straight", *rare) == [0]
     assert attempt(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
     saved = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     report = json.loads((tmp_path / "broken" / "preempted.json").read_text())
     assert (report["epoch"], report["batch"]) == (saved["epoch"] + 1, saved["batch"])
     assert report["epoch"] == 3  # it trains while the second epoch is evaluated
     assert attempt(1, "broken", *rare) == [0]
-    assert_same_bits(tmp_path / "straight", tmp_path / "broken")
+    assert_same_bits(straight(1), tmp_path / "broken")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_signaled_launcher_leaves_checkpoint_and_no_processes(data, tiny_model, tmp_path, number):
+def test_signaled_launcher_leaves_checkpoint_and_no_processes(data, micro_model, tmp_path, number):
     """It forwards SIGTERM to all processes, DataLoader workers included; SIGUSR1 kills it, and its
     processes notice.
     """
     flags = small_run_flags(
         data,
-        tiny_model,
+        micro_model,
         tmp_path,
         "--epochs",
         "1000",
@@ -631,15 +668,13 @@ def test_finished_run_can_be_extended_with_more_epochs(attempt, tmp_path):
     assert attempt(1, "exp", "--epochs", "4") == [2]
 
 
-def test_run_resumes_mid_epoch_with_other_batch_size(attempt, tmp_path):
-    assert attempt(1, "exp", "--epochs", "3", at="0 before a step 5") == [-9]
-    before = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
-    assert (before["epoch"], before["batch"]) == (1, 1)
-    assert attempt(1, "exp", "--epochs", "3", "--batch", "2", "--workers", "2") == [0]
+def test_run_resumes_mid_epoch_with_other_batch_size(resume, killed_run, tmp_path):
+    before = checkpoint_file.load(killed_run / "weights" / "last.pt")
+    assert resume("--batch", "2", "--workers", "2") == [0]
     output = (tmp_path / "io" / "rank0" / "stdout").read_text()
     assert "--resume changes --batch-size from 4 to 2\n" in output
-    assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
-    after = checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")
+    assert [row["epoch"] for row in rows(killed_run)] == ["1", "2", "3", "4"]
+    after = checkpoint_file.load(killed_run / "weights" / "last.pt")
     decays = [
         {group["weight_decay"] for group in saved["optimizer"]["param_groups"]}
         for saved in (before, after)
@@ -648,16 +683,17 @@ def test_run_resumes_mid_epoch_with_other_batch_size(attempt, tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["best.pt", "of another epoch", "damaged"])
-def test_search_for_best_epoch_restarts_if_best_checkpoint_is_unusable(attempt, tmp_path, lost):
-    assert attempt(1, "exp", "--epochs", "4", at="0 before a step 6") == [-9]
-    best = tmp_path / "exp" / "weights" / "best.pt"
+def test_search_for_best_epoch_restarts_if_best_checkpoint_is_unusable(
+    resume, killed_run, tmp_path, lost
+):
+    best = killed_run / "weights" / "best.pt"
     if lost == "best.pt":
         best.unlink()
     elif lost == "damaged":
         best.write_bytes(best.read_bytes()[:1000])
     else:
         checkpoint_file.save(best, checkpoint_file.load(best) | {"epoch": 99})
-    assert attempt(1, "exp", "--epochs", "4") == [0]
+    assert resume() == [0]
     output = (tmp_path / "io" / "rank0" / "stdout").read_text()
     sentence = (
         r"best\.pt is not from epoch \d, the best so far: the search for the best epoch "
@@ -665,7 +701,7 @@ def test_search_for_best_epoch_restarts_if_best_checkpoint_is_unusable(attempt, 
     )
     assert re.search(sentence, output)
     assert 2 <= checkpoint_file.load(best)["epoch"] <= 4
-    assert (tmp_path / "exp" / "metrics.json").exists()
+    assert (killed_run / "metrics.json").exists()
 
 
 def test_nosave_run_shortened_on_resume_writes_best_checkpoint(attempt, tmp_path):
@@ -677,24 +713,27 @@ def test_nosave_run_shortened_on_resume_writes_best_checkpoint(attempt, tmp_path
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "best.pt")["epoch"] == behind
 
 
-def test_run_resumes_mid_epoch_with_fewer_images(attempt, data, tmp_path):
-    assert attempt(1, "exp", "--epochs", "3", at="0 before a step 6") == [-9]
-    assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["batch"] > 1
+def test_run_resumes_mid_epoch_with_fewer_images(resume, killed_run, data, tmp_path):
+    """Also, the changed training data are reported."""
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
     for file in sorted((copy / "images").iterdir())[6:]:
         file.unlink()
-    assert attempt(1, "exp", "--epochs", "3", "--data", str(copy / data.name)) == [0]
-    assert [row["epoch"] for row in rows(tmp_path / "exp")] == ["1", "2", "3"]
+    assert resume("--data", str(copy / data.name)) == [0]
+    assert [row["epoch"] for row in rows(killed_run)] == ["1", "2", "3", "4"]
+    assert_changed_data_reported(copy / data.name, tmp_path)
 
 
-def test_second_run_in_locked_folder_is_refused(attempt, data, tiny_model, tmp_path):
-    assert attempt(1, "exp", "--epochs", "2", at="0 before a step 2") == [-9]
-    last = str(tmp_path / "exp" / "weights" / "last.pt")
-    with lock_in_other_process(tmp_path / "exp"):
-        assert attempt(1, "exp", "--epochs", "2") == [2]
+def assert_changed_data_reported(data: Path, folder: Path) -> None:
+    since = f"{data}: since {folder}/exp/weights/last.pt was written the training images"
+    assert f"{since} or their labels " in (folder / "io" / "rank0" / "stdout").read_text()
+
+
+def test_second_run_in_locked_folder_is_refused(resume, killed_run, tmp_path):
+    with lock_in_other_process(killed_run):
+        assert resume() == [2]
         assert "another run is writing there" in (tmp_path / "io" / "rank0" / "stderr").read_text()
-    assert attempt(1, "exp", "--epochs", "2", "--resume", last) == [0]
+    assert resume() == [0]
 
 
 @contextmanager
@@ -715,29 +754,23 @@ def lock_in_other_process(folder: Path) -> Iterator[None]:
         other.kill()
 
 
-def test_resume_reports_changed_training_data(attempt, data, tmp_path):
+def test_resume_reports_changed_training_data(resume, data, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(data.parent, copy)
-    moved = ("--data", str(copy / data.name), "--epochs", "2")
-    assert attempt(1, "exp", *moved, at="0 before a step 4") == [-9]
     (copy / "labels" / "01.txt").write_text("0 0.5 0.5 0.25 0.25\n")
-    assert attempt(1, "exp", *moved) == [0]
-    output = (tmp_path / "io" / "rank0" / "stdout").read_text()
-    assert (
-        f"{copy / data.name}: since {tmp_path}/exp/weights/last.pt was written the training images "
-        "or their labels " in output
-    )
+    assert resume("--data", str(copy / data.name)) == [0]
+    assert_changed_data_reported(copy / data.name, tmp_path)
 
 
 # --------------------------------------------------------------------- checkpoints with any content
 
 
 @pytest.fixture(scope="module")
-def stopped_run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_run(data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch."""
     folder = tmp_path_factory.mktemp("stopped_run")
     words = [
-        *small_run_flags(data, tiny_model, folder),
+        *small_run_flags(data, micro_model, folder),
         "--epochs",
         "3",
         "--batch",
