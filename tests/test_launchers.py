@@ -43,11 +43,11 @@ def assert_same_training(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def single_process_run(
-    tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+    tiny_data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The run folder of one process."""
     folder = tmp_path_factory.mktemp("single_process_run")
-    with forked([{}], small_run_flags(tiny_data, tiny_model, folder, *EXACT), folder / "io") as (
+    with forked([{}], small_run_flags(tiny_data, micro_model, folder, *EXACT), folder / "io") as (
         rank,
     ):
         assert rank.end(120) == 0, rank.err
@@ -55,8 +55,8 @@ def single_process_run(
 
 
 @pytest.fixture
-def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return small_run_flags(tiny_data, tiny_model, tmp_path, *EXACT, "--dist-timeout", "30")
+def flags(tiny_data: Path, micro_model: str, tmp_path: Path) -> list[str]:
+    return small_run_flags(tiny_data, micro_model, tmp_path, *EXACT, "--dist-timeout", "30")
 
 
 def run_launcher(command: Sequence[str], folder: Path, **variables: str) -> str:
