@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from models.backends.loading import load_backend
 
+from models.loading import load_backend
 from utils import __version__
 
 ROOT = Path(__file__).parents[1]
