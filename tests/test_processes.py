@@ -96,7 +96,7 @@ def yaml(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]]:
+def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str]]:
     """flags("--epochs 1 ...") adds the flags of all runs: data, trained weights, augmentation,
     small images.
     """
@@ -104,7 +104,7 @@ def flags(folder: Path, yaml: str, tiny_model: str) -> Callable[[str], list[str]
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = (
         "--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
-        f"fp32 --cfg {tiny_model}"
+        f"fp32 --cfg {micro_model}"
     )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
     train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], SINGLE_PROCESS)

@@ -86,7 +86,7 @@ def draw_data(root: Path, count: int = 12) -> Path:
 
 
 def launch(
-    folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 300, **flags: Any
+    folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 600, **flags: Any
 ) -> dict[str, list]:
     """Run tasks in `size` processes; returns results by name and rank. works: name -> task of
     TASKS, its arguments.
