@@ -247,19 +247,19 @@ def main(args: Namespace) -> Counter[int]:
     watch = Stopwatch()
     decoded_ahead = 1 if is_live(args.source) else AHEAD * args.batch_size
     decoded = prefetch(source, decoded_ahead)
-    detections = detect_frames(detector, decoded, args.batch_size, cores, watch)
-    detected = prefetch(detections, args.batch_size, stop=source.close)
+    results = detect_frames(detector, decoded, args.batch_size, cores, watch)
+    detected = prefetch(results, args.batch_size, stop=source.close)
     bar = Progress(detected, total=source.total, title="detect", active=True)
 
     frames = 0
     counts = Counter[int]()
     limits = ReachedLimits(args.max_det, detector.model_limit)
     with closing(detected), source, closing(outputs), suppress(WindowClosed):
-        for frame, found in bar:
+        for frame, detections in bar:
             frames += 1
-            counts.update(found.class_ids.tolist())
-            limits.add(found, frame.name)
-            outputs.write(frame, found)
+            counts.update(detections.class_ids.tolist())
+            limits.add(detections, frame.name)
+            outputs.write(frame, detections)
 
     # What was found, and how fast.
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
@@ -382,8 +382,8 @@ def detect_frames(
 
     def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
         pixels = [frame.image for frame in batch]
-        found = detector.detect_arrays(pixels, channel_order="bgr", watch=watch)
-        return list(zip(batch, found, strict=True))
+        detections = detector.detect_arrays(pixels, channel_order="bgr", watch=watch)
+        return list(zip(batch, detections, strict=True))
 
     def take_share_of_cores() -> None:
         torch.set_num_threads(max(1, cores // detector.threads))

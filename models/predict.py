@@ -147,14 +147,14 @@ class Predictor:
             canvas = self._shapes.shape(np.array([height / width]))
             numbers_by_canvas[canvas].append(number)
 
-        found: dict[int, ImageDetections] = {}
+        by_number: dict[int, ImageDetections] = {}
         for canvas, numbers in numbers_by_canvas.items():
             for start in range(0, len(numbers), self.batch_size):
                 batch = numbers[start : start + self.batch_size]
                 batch_images = [images[number] for number in batch]
                 detections = self._detect_on(canvas, batch_images, channel_order, watch)
-                found.update(zip(batch, detections, strict=True))
-        return [found[number] for number in range(len(images))]
+                by_number.update(zip(batch, detections, strict=True))
+        return [by_number[number] for number in range(len(images))]
 
     def _detect_on(
         self,
@@ -249,15 +249,15 @@ def detections_in_images(
     )
 
     results = []
-    for detections, placement, size in zip(kept, placements, sizes, strict=True):
-        rows = detections.cpu().double().numpy()  # [D, 6]
+    for of_image, placement, size in zip(kept, placements, sizes, strict=True):
+        rows = of_image.cpu().double().numpy()  # [D, 6]
         boxes = placement.to_image(rows[:, :4], size)
         class_ids_found = rows[:, 5].astype(np.int64)
         capped = len(rows) == model_limit
-        found = ImageDetections(boxes, rows[:, 4], class_ids_found, capped=capped)
+        all_classes = ImageDetections(boxes, rows[:, 4], class_ids_found, capped=capped)
 
         # Classes are chosen last: a box is of its best class, and suppresses others, whether it is
         # wanted or not. So the boxes are those that are found without class_ids, and only fewer of
         # them.
-        results.append(found.best(max_detections, class_ids))
+        results.append(all_classes.best(max_detections, class_ids))
     return results

@@ -192,14 +192,14 @@ class ReachedLimits:
     most: tuple[int, str] = (0, "")  # detections in one image before the limit, and its name
     capped: int = 0  # images that reached model_limit
 
-    def add(self, found: ImageDetections, name: str) -> None:
+    def add(self, detections: ImageDetections, name: str) -> None:
         """Count one image, or one frame of a video. name: of the image or video."""
-        self.capped += found.capped
-        if not found.left_out:
+        self.capped += detections.capped
+        if not detections.left_out:
             return
         self.images += 1
-        self.left_out += found.left_out
-        before = self.max_detections + found.left_out
+        self.left_out += detections.left_out
+        before = self.max_detections + detections.left_out
         if before > self.most[0]:
             self.most = (before, name)
 

@@ -25,11 +25,11 @@ AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
 AUTHORS_BATCH = 64
 
 
-class Predictions(NamedTuple):
+class DecoupledPredictions(NamedTuple):
     """Raw predictions of all levels, what they were assigned, and the cells they come from.
 
     values: [B, N, 5 + C]. boxes: x1, y1, x2, y2 in pixels, [B, N, 4]. cells: [N, 2], column and
-    row. strides: pixels per cell, [N, 1]. grids: rows and columns of each level. found: the
+    row. strides: pixels per cell, [N, 1]. grids: rows and columns of each level. slots: the
     assignment.
     """
 
@@ -38,7 +38,7 @@ class Predictions(NamedTuple):
     cells: Tensor
     strides: Tensor
     grids: list[tuple[int, int]]
-    found: Assignment
+    slots: Assignment
 
 
 class DecoupledLoss(Loss):
@@ -86,7 +86,7 @@ class DecoupledLoss(Loss):
             return super().weighted_sum(terms)
         return super().weighted_sum({name: terms[name] for name in terms if name != "l1"})
 
-    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Predictions, Tensor]:
+    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[DecoupledPredictions, Tensor]:
         """Return all predictions with their assignment, and the number [1] of assigned ones.
 
         raw: maps [B, H, W, 5 + C] per level.
@@ -100,7 +100,7 @@ class DecoupledLoss(Loss):
         boxes = boxes_at(values, cells) * strides
 
         detached = values.detach()
-        found = simota(
+        slots = simota(
             boxes_xyxy=boxes.detach(),
             objectness=detached[..., 4],
             classes=detached[..., 5:],
@@ -109,42 +109,42 @@ class DecoupledLoss(Loss):
             targets=targets,
         )
 
-        predictions = Predictions(values, boxes, cells, strides, grids, found)
-        return predictions, found.valid.sum()[None]
+        predictions = DecoupledPredictions(values, boxes, cells, strides, grids, slots)
+        return predictions, slots.valid.sum()[None]
 
     def compute_terms(
-        self, raw: list[Tensor], targets: Tensor, assignment: Predictions, counts: Tensor
+        self, raw: list[Tensor], targets: Tensor, assignment: DecoupledPredictions, counts: Tensor
     ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
         assignment: the predictions with theirs. counts: of `assign`, summed over all processes.
         """
         values = assignment.values
-        found = assignment.found
+        slots = assignment.slots
         num_assigned = counts.clamp(min=1)[0]
 
         # The predictions of the slots, and what they were assigned.
         # index_select is used instead of indexing, whose gradient sorts the places on a GPU. It
         # adds gradients in any order, which does not matter here: a prediction is in at most one
         # valid slot, and the gradient of the other slots is 0.
-        rows = values.flatten(0, 1).index_select(0, found.prediction)  # [M, 5 + C]
-        boxes = assignment.boxes.flatten(0, 1).index_select(0, found.prediction)  # [M, 4]
-        target = targets[found.target]  # [M, 6]
+        rows = values.flatten(0, 1).index_select(0, slots.prediction)  # [M, 5 + C]
+        boxes = assignment.boxes.flatten(0, 1).index_select(0, slots.prediction)  # [M, 4]
+        target = targets[slots.target]  # [M, 6]
         target_boxes = target[:, 2:].to(rows.dtype)
 
         iou = iou_of_pairs(boxes, target_boxes)  # [M]
-        box = ((1 - iou.square()) * found.valid).sum() / num_assigned
-        class_sum = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), found.valid)
+        box = ((1 - iou.square()) * slots.valid).sum() / num_assigned
+        class_sum = self._class_sum(rows[:, 5:], target[:, 1], iou.detach(), slots.valid)
         cls = class_sum / num_assigned
-        objectness_sum = self._objectness_sum(values[..., 4], assignment.grids, targets, found)
+        objectness_sum = self._objectness_sum(values[..., 4], assignment.grids, targets, slots)
         obj = objectness_sum / num_assigned
 
         # l1: the raw values, against those that give exactly the target's box.
-        cell_number = found.prediction % len(assignment.cells)
+        cell_number = slots.prediction % len(assignment.cells)
         cells = assignment.cells[cell_number]
         strides = assignment.strides[cell_number]
         raw_targets = _raw_values(target_boxes, cells, strides)
-        l1 = ((rows[:, :4] - raw_targets).abs().sum(1) * found.valid).sum() / num_assigned
+        l1 = ((rows[:, :4] - raw_targets).abs().sum(1) * slots.valid).sum() / num_assigned
 
         terms = {"box": box, "obj": obj, "cls": cls, "l1": l1}
         return {name: term * self.gains[name] for name, term in terms.items()}
@@ -161,13 +161,13 @@ class DecoupledLoss(Loss):
         return (entropy * valid).sum()
 
     def _objectness_sum(
-        self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, found: Assignment
+        self, logits: Tensor, grids: list[tuple[int, int]], targets: Tensor, slots: Assignment
     ) -> Tensor:
         """Return the sum of the cross entropies of objectness.
 
         Over the predictions that are assigned or outside ignore regions. logits: [B, N].
         """
-        assigned = assigned_predictions(found.prediction, found.valid, logits)
+        assigned = assigned_predictions(slots.prediction, slots.valid, logits)
         ignored = ignored_predictions(targets, len(logits), self.strides, grids)
         is_counted = (assigned > 0) | ~ignored
         entropy = F.binary_cross_entropy_with_logits(logits, assigned, reduction="none")

@@ -32,11 +32,11 @@ FIRST_WEIGHT = 0.8
 LAST_WEIGHT = 0.1
 
 
-class Predictions(NamedTuple):
+class DistancePredictions(NamedTuple):
     """Raw predictions of all levels, what they were assigned, and the cells they come from.
 
     values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids:
-    rows and columns of each level. size: width and height of the images in pixels. found: the
+    rows and columns of each level. size: width and height of the images in pixels. slots: the
     assignment.
     """
 
@@ -45,7 +45,7 @@ class Predictions(NamedTuple):
     strides: Tensor
     grids: list[tuple[int, int]]
     size: tuple[int, int]
-    found: ScoredAssignment
+    slots: ScoredAssignment
 
 
 class DistanceLoss(Loss):
@@ -100,16 +100,16 @@ class DistanceLoss(Loss):
         """Return the loss for `head`: authors' gains, times `gains` relative to their defaults."""
         return cls(head.strides, head.bins, relative_gains(gains))
 
-    def assign(self, raw: Levels, targets: Tensor) -> tuple[Predictions, Tensor]:
+    def assign(self, raw: Levels, targets: Tensor) -> tuple[DistancePredictions, Tensor]:
         """Return all predictions with their assignment, and the sum [1] of its target scores.
 
         raw: maps [B, H, W, 4 D + C] per level.
         """
         predictions = self.assigned(raw, targets)
-        return predictions, fixed_point_sums([predictions.found])
+        return predictions, fixed_point_sums([predictions.slots])
 
     def compute_terms(
-        self, raw: Levels, targets: Tensor, assignment: Predictions, counts: Tensor
+        self, raw: Levels, targets: Tensor, assignment: DistancePredictions, counts: Tensor
     ) -> dict[str, Tensor]:
         """Return this process's share of each term."""
         values = assignment.values
@@ -117,7 +117,7 @@ class DistanceLoss(Loss):
         ignored = ignored_predictions(targets, len(values), self.strides, assignment.grids)
         return self.terms_of(assignment, targets, count, ignored)
 
-    def assigned(self, raw: Levels, targets: Tensor) -> Predictions:
+    def assigned(self, raw: Levels, targets: Tensor) -> DistancePredictions:
         """Return the predictions of all levels with their assignment."""
         levels = [at_least_float32(values) for values in raw]
         grids = [(level.shape[1], level.shape[2]) for level in levels]
@@ -126,7 +126,7 @@ class DistanceLoss(Loss):
 
         detached = values.detach()
         sides = sides_of(detached, self.bins)
-        found = task_aligned(
+        slots = task_aligned(
             boxes_xyxy=boxes_around(sides, cells) * strides,
             classes=detached[..., 4 * self.bins :],
             points=(cells + 0.5) * strides,
@@ -138,36 +138,36 @@ class DistanceLoss(Loss):
 
         rows, columns = grids[0]
         size = (columns * self.strides[0], rows * self.strides[0])
-        return Predictions(
-            values=values, cells=cells, strides=strides, grids=grids, size=size, found=found
+        return DistancePredictions(
+            values=values, cells=cells, strides=strides, grids=grids, size=size, slots=slots
         )
 
     def terms_of(
-        self, predictions: Predictions, targets: Tensor, count: Tensor, ignored: Tensor
+        self, predictions: DistancePredictions, targets: Tensor, count: Tensor, ignored: Tensor
     ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
         count: the normalizer. ignored: bool [B, N], predictions in ignore regions.
         """
         values = predictions.values
-        found = predictions.found
+        slots = predictions.slots
         first_class = 4 * self.bins  # the number of the first class logit
-        weight = found.target_score.to(values.dtype)  # [M], 0 where not valid
+        weight = slots.target_score.to(values.dtype)  # [M], 0 where not valid
 
         # What the predictions of the slots were assigned: boxes in cells of their level.  [M, 4]
-        cell_number = found.prediction % len(predictions.cells)
+        cell_number = slots.prediction % len(predictions.cells)
         cell = predictions.cells[cell_number]
         stride = predictions.strides[cell_number]
-        target = targets[found.target]  # [M, 6]
+        target = targets[slots.target]  # [M, 6]
         target_boxes = target[:, 2:].to(values.dtype) / stride
 
         # Their own logits: of the sides, [M, 4 D], and of the target's class, [M].
         # index_select and gather are used instead of indexing, whose gradient sorts the places on a
         # GPU. They add gradients in any order, which does not matter here: a prediction is in at
         # most one valid slot, and the gradient of the other slots is 0.
-        side_logits = values.flatten(0, 1)[:, :first_class].index_select(0, found.prediction)
+        side_logits = values.flatten(0, 1)[:, :first_class].index_select(0, slots.prediction)
         class_id = target[:, 1].long().clamp(min=0)
-        class_place = found.prediction * values.shape[2] + first_class + class_id
+        class_place = slots.prediction * values.shape[2] + first_class + class_id
         class_logit = values.flatten().gather(0, class_place)
 
         # box: 1 - CIoU, with no side of a box below 0.
@@ -191,7 +191,7 @@ class DistanceLoss(Loss):
         # cls: cross entropy, which is linear in its target: softplus(x) for a target of 0, minus
         # x times the target.
         classes = values[..., first_class:]
-        assigned = assigned_predictions(found.prediction, found.valid, classes[..., 0])
+        assigned = assigned_predictions(slots.prediction, slots.valid, classes[..., 0])
         is_counted = ((assigned > 0) | ~ignored).flatten()
         cls = (F.softplus(classes.flatten(0, 1)).sum(1) * is_counted).sum()
         cls = cls - (class_logit * weight).sum()
@@ -245,7 +245,7 @@ class DualDistanceLoss(Loss):
 
     def assign(
         self, raw: Sequence[Levels], targets: Tensor
-    ) -> tuple[tuple[Predictions, Predictions], Tensor]:
+    ) -> tuple[tuple[DistancePredictions, DistancePredictions], Tensor]:
         """Return what o2m and o2o were assigned, and the sums [2] of their target scores.
 
         raw: the maps of o2m and of o2o.
@@ -253,13 +253,13 @@ class DualDistanceLoss(Loss):
         levels_of_many, levels_of_one = raw
         many = self.many.assigned(levels_of_many, targets)
         one = self.one.assigned(levels_of_one, targets)
-        return (many, one), fixed_point_sums([many.found, one.found])
+        return (many, one), fixed_point_sums([many.slots, one.slots])
 
     def compute_terms(
         self,
         raw: Sequence[Levels],
         targets: Tensor,
-        assignment: tuple[Predictions, Predictions],
+        assignment: tuple[DistancePredictions, DistancePredictions],
         counts: Tensor,
     ) -> dict[str, Tensor]:
         """Return this process's share of each term."""
@@ -288,13 +288,13 @@ def relative_gains(gains: LossGains) -> dict[str, float]:
     return {"box": box, "cls": cls, "dfl": box}
 
 
-def fixed_point_sums(found: Sequence[ScoredAssignment]) -> Tensor:
+def fixed_point_sums(assignments: Sequence[ScoredAssignment]) -> Tensor:
     """Return the sum of the target scores of each assignment, as whole numbers, int64 [K].
 
     They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.
     """
     sums = []
-    for each in found:
+    for each in assignments:
         multiples = (each.target_score * FIXED_POINT).round().long()
         sums.append(multiples.sum())
     return torch.stack(sums)

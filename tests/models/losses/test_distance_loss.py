@@ -201,7 +201,7 @@ def test_gradients_of_classes_and_distances_equal_finite_differences(bins):
     maps, loss = random_maps(1, bins), DistanceLoss(STRIDES, bins)
     targets = random_targets(2, 1, 0)
     predictions = loss.assigned(maps, targets)
-    assigned = predictions.found.prediction[predictions.found.valid]
+    assigned = predictions.slots.prediction[predictions.slots.valid]
 
     def terms(rows: Tensor) -> tuple[Tensor, Tensor]:
         given = predictions.values[0].index_put((assigned,), rows)
@@ -361,7 +361,7 @@ def test_tiny_box_between_points_is_trained_without_bins():
         [(12 - 14) / 8, (12 - 14) / 8, (18 - 12) / 8, (18 - 12) / 8]
     )
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
-    found = DistanceLoss(STRIDES, 1).assigned(maps, tiny).found
+    found = DistanceLoss(STRIDES, 1).assigned(maps, tiny).slots
     assert found.prediction[found.valid].tolist() == [1 * 8 + 1]
     assert found.target_score.sum().item() == pytest.approx(1, abs=1e-6)
     # Moved by one px, a quarter of its side, the prediction has box and distance terms.
@@ -375,7 +375,7 @@ def test_tiny_box_between_points_is_trained_without_bins():
 
 def test_tiny_box_between_points_has_no_prediction_with_bins():
     tiny = torch.tensor([[0.0, 2, 14, 14, 18, 18]])
-    assert not DistanceLoss(STRIDES, 16).assigned(random_maps(1, 16), tiny).found.valid.any()
+    assert not DistanceLoss(STRIDES, 16).assigned(random_maps(1, 16), tiny).slots.valid.any()
 
 
 def test_small_boxes_are_lengthened_to_the_second_stride_without_bins():
@@ -393,13 +393,13 @@ def test_inverted_and_empty_predictions_give_finite_gradients(sides):
     maps = [level.requires_grad_() for level in maps_of_distances(sides)]
     targets, loss = torch.tensor([[0.0, 1, 10, 12, 40, 44]]), DistanceLoss(STRIDES, 1)
     predictions = loss.assigned(maps, targets)
-    assert not predictions.found.valid.any()
+    assert not predictions.slots.valid.any()
     number = torch.tensor([9])
     wrong = ScoredAssignment(number, torch.tensor([0]), torch.tensor([True]), torch.tensor([0.5]))
-    for found in (predictions.found, wrong):
+    for found in (predictions.slots, wrong):
         ignored = torch.zeros(predictions.values.shape[:2], dtype=torch.bool)
         terms = loss.terms_of(
-            predictions._replace(found=found), targets.double(), torch.ones(()), ignored
+            predictions._replace(slots=found), targets.double(), torch.ones(()), ignored
         )
         gradients = torch.autograd.grad(sum(terms.values()), maps, retain_graph=True)
         assert all(term.isfinite() for term in terms.values())
