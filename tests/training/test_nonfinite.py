@@ -198,8 +198,8 @@ def rank_1_corrupts_all_losses() -> None:
 
 
 @pytest.fixture
-def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return small_run_flags(tiny_data, tiny_model, tmp_path, "--epochs", "12", "--batch", "4")
+def flags(tiny_data: Path, micro_model: str, tmp_path: Path) -> list[str]:
+    return small_run_flags(tiny_data, micro_model, tmp_path, "--epochs", "12", "--batch", "4")
 
 
 def all_finite(file: Path) -> bool:

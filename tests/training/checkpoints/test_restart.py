@@ -137,8 +137,8 @@ def dies_after_last_write() -> None:
 
 
 @pytest.fixture
-def flags(tiny_data: Path, tiny_model: str, tmp_path: Path) -> list[str]:
-    return [*small_run_flags(tiny_data, tiny_model, tmp_path), "--epochs", "3", "--sync-bn"]
+def flags(tiny_data: Path, micro_model: str, tmp_path: Path) -> list[str]:
+    return [*small_run_flags(tiny_data, micro_model, tmp_path), "--epochs", "3", "--sync-bn"]
 
 
 Attempt = Callable[..., list[int]]
