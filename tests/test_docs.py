@@ -329,10 +329,10 @@ def test_flags_in_inline_code_exist(monkeypatch):
 
 @pytest.fixture(scope="module")
 def small(
-    tiny_data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+    tiny_data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
-    """Flags that are appended to a command's and override them: tiny data, a tiny model, small
-    images, a CPU.
+    """Flags that are appended to a command's and override them: tiny data and model, small images,
+    a CPU.
     """
     with_test = tiny_data.with_name("with-test-split.yaml")
     with_test.write_text(
@@ -353,7 +353,7 @@ def small(
     both += ["--cache-dir", str(tmp_path_factory.mktemp("cache"))]
     detecting = ["--source", str(tiny_data.parent / "images"), "--img", "64", "--device", "cpu"]
     return {
-        "train.py": [*both, "--cfg", tiny_model, "--amp", "fp32", "--noplots"],
+        "train.py": [*both, "--cfg", micro_model, "--amp", "fp32", "--noplots"],
         "val.py": both,
         "detect.py": detecting,
     }

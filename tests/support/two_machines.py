@@ -65,7 +65,7 @@ LAUNCHER_OPTIONS = {
     "elastic": "--nnodes 1:2 --max-restarts 3",
 }
 TINY_RUN_FLAGS = (
-    f"--cfg {ROOT / 'tests' / 'tables' / 'tiny.yaml'} --img 64 --batch 4 "
+    f"--cfg {ROOT / 'tests' / 'tables' / 'micro.yaml'} --img 64 --batch 4 "
     "--workers 0 --device cpu --noplots"
 )
 ENDLESS_RUN_FLAGS = ("--epochs", "9999", "--amp", "fp32")
