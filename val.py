@@ -280,10 +280,11 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
 
     Raises ValueError if the processes read different weights.
     """
+    if args.download:
+        for path in paths:
+            fetch_weights(path)
     members = []
     for path in paths:
-        if args.download:
-            fetch_weights(path)
         model = load_backend(Path(path), world.device, half=args.half, head=args.head)
         members.append(model)
     for path, model in zip(paths, members, strict=True):

@@ -80,9 +80,11 @@ class TrialStep:
         with tuned_convolutions(self.one_shape):
             # Both are kept until the end of the step, as a batch of the run is.
             pixels = self._pixels(count)
-            normalized = to_device(pixels, self.world.device, self.replica.model.dtype)
+            drawn = to_device(pixels, self.world.device, self.replica.model.dtype)
+            scaled = self._scaled(drawn)
+            del drawn
             with self.autocast:
-                raw = self.replica(self._scaled(normalized))
+                raw = self.replica(scaled)
             terms = self.criterion(raw, targets)
             self.criterion.weighted_sum(terms).backward()
             nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)

@@ -363,7 +363,7 @@ def explain(error: BaseException) -> BaseException:
             "two processes would use the same GPU: start one process for each GPU, or bind a GPU "
             "to each process (srun --gpus-per-task=1)"
         )
-    if re.search(r"connectFullMesh|DistributedSession refused", text):
+    if re.search(r"connectFullMesh|Connection refused", text):
         return FaultError(
             "the processes cannot reach each other at their own addresses: set the network "
             "interface with GLOO_SOCKET_IFNAME=eth0 (and NCCL_SOCKET_IFNAME), see "

@@ -127,6 +127,11 @@ def test_backend_of_each_device():
             "Gloo connectFullMesh failed with [..] Connection refused, remote=[127.0.0.1]",
             "set the network interface",
         ),
+        ("[../gloo/..] connect [..]: Connection refused", "set the network interface"),
+        (
+            "NCCL error: .. Connect to 10.0.0.2<40001> failed : Connection refused",
+            "set the network interface",
+        ),
         (
             "[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 6000ms for recv operation",
             "did not answer in time",
