@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import data
+import data.loaders
 import train
 from data import build_evaluation_loader
 from data.augment.plan import Planner
@@ -110,7 +110,7 @@ def launch(
     }
 
 
-def run(arguments: Sequence[str]) -> None:
+def run_script(arguments: Sequence[str]) -> None:
     """The script of one process."""
     file = Path(arguments[0])
     plan = json.loads(file.read_text())
@@ -192,7 +192,7 @@ def seeded_by_rank(world: World) -> AbstractContextManager[object]:
     ) -> Planner:
         return Planner(labels, image_size, augmentation, seed + world.rank)
 
-    return mock.patch.object(data, "Planner", planner)
+    return mock.patch.object(data.loaders, "Planner", planner)
 
 
 def image_size_by_rank(world: World) -> AbstractContextManager[object]:
