@@ -30,6 +30,7 @@ import train
 import val
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
+from models.export import FORMATS
 from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
@@ -567,7 +568,7 @@ EXTENDING = [
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an example registers is removed after the test."""
     monkeypatch.setattr(data.formats.registry, "FORMATS", data.formats.registry.FORMATS)
-    before = [(registry, dict(registry)) for registry in (LAYERS, HEADS)]
+    before = [(registry, dict(registry)) for registry in (LAYERS, HEADS, FORMATS)]
     yield
     for registry, entries in before:
         registry.clear()
