@@ -40,6 +40,7 @@ from utils.images.decode import DECODER_VERSION, quiet_decoder
 from utils.images.decoder_messages import caught_messages
 from utils.images.letterbox import Image
 from utils.images.opencv import cv2
+from utils.log import Say, say_nothing
 from utils.printable import printable
 from utils.shared_memory import SharedBytes, has_memfd
 from utils.terminal import FaultError
@@ -135,7 +136,7 @@ def open_base_images(
     labels: Mapping[str, Labels],
     image_size: int,
     world: World,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = say_nothing,
     *,
     where: str,
     folder: Path | None,

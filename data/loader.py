@@ -44,6 +44,7 @@ from utils.files.disk import format_bytes
 from utils.images.decoder_messages import discarded_messages
 from utils.images.letterbox import Placement
 from utils.images.opencv import cv2
+from utils.log import Say, say_nothing
 from utils.printable import counted
 from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
@@ -340,7 +341,7 @@ class Loader(Generic[S]):
         workers: int,
         device: torch.device,
         ring_bytes: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        say: Say = say_nothing,
     ) -> None:
         """Prepare the workers, which start with the first pass.
 

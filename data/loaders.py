@@ -16,6 +16,7 @@ from utils.distributed.devices import loader_workers
 from utils.distributed.memory import ring_budget
 from utils.distributed.world import World
 from utils.images.letterbox import CanvasShapes, canvas_shapes
+from utils.log import Say, say_nothing
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,7 @@ def build_loaders(
     rect: bool,
     mosaic_until: int,
     workers: int,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = say_nothing,
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels.
 
@@ -116,7 +117,7 @@ def build_train_loader(
     rank: int = 0,
     size: int = 1,
     ring_bytes: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = say_nothing,
 ) -> Loader[TrainSampler]:
     """Return the loader of this process's share of the training batches.
 
@@ -224,7 +225,7 @@ def build_evaluation_loader(
     rank: int = 0,
     size: int = 1,
     ring_bytes: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = say_nothing,
 ) -> Loader[EvaluationSampler]:
     """Return a loader of every image once, letterboxed to its own shape.
 

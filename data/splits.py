@@ -1,7 +1,7 @@
 """Open a data set by its name, and read the labels of its splits."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
+from utils.log import Say, say_nothing
 from utils.printable import counted, printable
 
 FOLDER = Path(__file__).parent
@@ -89,7 +90,7 @@ class Dataset:
         """The class names; a single name if all classes are treated as one."""
         return class_names(self.spec.names, single=self.single_class)
 
-    def read(self, split: str, say: Callable[[str], None] = lambda _: None) -> Labels:
+    def read(self, split: str, say: Say = say_nothing) -> Labels:
         """Return the labels of a split, or of the tiles of its images; summarize them to `say`.
 
         Raises ValueError as `scan` does, and if the processes read different labels.
@@ -133,7 +134,7 @@ def open_dataset(
     name: str,
     splits: Sequence[str],
     world: World,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = say_nothing,
     *,
     download: bool,
     single_class: bool,

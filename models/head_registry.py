@@ -3,7 +3,6 @@
 To add a head, add a line to HEADS.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.heads import Head
@@ -14,6 +13,7 @@ from models.losses import Loss, LossGains
 from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.decoupled import DecoupledLoss
 from models.losses.distance import DistanceLoss, DualDistanceLoss
+from utils.log import Say, say_nothing
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def family_of(head: Head) -> HeadFamily:
     raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
 
 
-def build_loss(head: Head, gains: LossGains, say: Callable[[str], None] = lambda _: None) -> Loss:
+def build_loss(head: Head, gains: LossGains, say: Say = say_nothing) -> Loss:
     """Return the loss that trains `head`, which must be of a class in HEADS.
 
     say: logs the `gains` without effect.

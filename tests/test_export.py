@@ -18,6 +18,7 @@ import torch
 
 import export
 import val
+from models.export import FORMATS
 from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
 from models.loading import load_backend
@@ -197,15 +198,16 @@ def test_torchscript_needs_no_other_package(run, tmp_path, monkeypatch):
 
 def test_file_that_differs_from_torch_is_not_kept(run, tmp_path, monkeypatch):
     """An earlier file stays as it was."""
-    write = Writer._write
+    torchscript = type(FORMATS["torchscript"])
+    write = torchscript.write
 
-    def wrong(self, *arguments):
-        write(self, *arguments)
-        next(self.reference.detector.parameters()).mul_(1.1)  # now torch computes something else
+    def wrong(self, path, source, calibration):
+        write(self, path, source, calibration)
+        next(source.reference.detector.parameters()).mul_(1.1)  # now torch computes something else
 
     run()
     before = (tmp_path / "m.torchscript").read_bytes()
-    monkeypatch.setattr(Writer, "_write", wrong)
+    monkeypatch.setattr(torchscript, "write", wrong)
     with pytest.raises(
         FaultError, match=r"m\.torchscript: .* which is too much: the file is not kept"
     ):

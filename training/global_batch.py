@@ -1,8 +1,8 @@
 """What follows from the batch size: images per process, accumulation, loss scale, weight decay."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from utils.log import Say, say_nothing
 from utils.printable import counted
 
 NOMINAL_BATCH = 64  # YOLOv5's: gradients of about this many images make one optimizer step
@@ -65,7 +65,7 @@ class GlobalBatch:
         """
         return of_nominal_batch * self.size * self.accumulate / self.nominal
 
-    def limited_to(self, images: int, say: Callable[[str], None] = lambda _: None) -> "GlobalBatch":
+    def limited_to(self, images: int, say: Say = say_nothing) -> "GlobalBatch":
         """Return this batch or, if there are too few images for it, a smaller one.
 
         Its size is the largest divisor of this size that the images fill: a divisor, so that it

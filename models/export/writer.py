@@ -51,13 +51,10 @@ class Writer:
         with temporary_folder(path) as folder:
             new = folder / path.name
             with name_os_errors(path):
-                self._write(name, new, calibration)
+                FORMATS[name].write(new, self._source, calibration)
             check(new)
             if FORMATS[name].is_folder:
                 replace_folder(new, path)
             else:
                 os.replace(new, path)
         return path
-
-    def _write(self, name: str, path: Path, calibration: Sequence[Tensor]) -> None:
-        FORMATS[name].write(path, self._source, calibration)

@@ -9,7 +9,7 @@ from typing import Any
 from training.checkpoints.contents import Checkpoint, refuse_damaged
 from training.checkpoints.restart import is_done
 from training.early_stopping import EarlyStopping
-from training.settings.config import TrainConfig
+from training.settings.config import TrainConfig, flag
 from utils.files.folders import newest_first
 from utils.log import Say
 from utils.printable import counted, excerpt
@@ -136,10 +136,10 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
         if name in CHANGEABLE and not to_be_measured:
             changed[name] = value
         elif name != "project":
-            ignored.append(_flag(name))
+            ignored.append(flag(name))
 
     lines = [
-        f"--resume changes {_flag(name)} from {own[name]} to {value}"
+        f"--resume changes {flag(name)} from {own[name]} to {value}"
         for name, value in changed.items()
     ]
     if ignored:
@@ -176,10 +176,6 @@ def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
             "to continue it, raise --epochs or, if it stopped early, --patience above "
             f"{cfg.patience}"
         )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now: int) -> int:
