@@ -95,7 +95,9 @@ def profiled(setting: Setting, world: World) -> profile:
         activities.append(ProfilerActivity.CUDA)
     plan = schedule(wait=0, warmup=setting.warmup, active=setting.steps)
 
-    with profile(activities=activities, schedule=plan, record_shapes=True) as found:
+    with profile(
+        activities=activities, schedule=plan, record_shapes=True, acc_events=True
+    ) as found:
 
         def watch(number: int) -> None:
             if number > 0:

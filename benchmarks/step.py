@@ -54,6 +54,21 @@ def images_per_second(setting: Setting, world: World, compiled: str) -> float:
     return setting.batch / median(batches.seconds(setting.warmup))
 
 
+def watch_memory(device: torch.device) -> None:
+    """Release what is cached, and begin to watch for `most_memory_gib`."""
+    release_memory(device)
+    if device.type == "cuda":
+        torch.cuda.init()  # the next function fails before CUDA is used
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def most_memory_gib(device: torch.device) -> float:
+    """The most GiB reserved on a GPU since `watch_memory`; 0 for other devices."""
+    if device.type != "cuda":
+        return 0.0
+    return torch.cuda.max_memory_reserved(device) / 2**30
+
+
 @dataclass
 class Measured:
     """The measurements of a row of the report."""
@@ -65,16 +80,10 @@ class Measured:
 
     def measure(self, world: World) -> None:
         """Measure one round."""
-        on_gpu = world.device.type == "cuda"
-        release_memory(world.device)
         torch._dynamo.reset()  # else it stops compiling after about eight shapes
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(world.device)
-
+        watch_memory(world.device)
         self.speeds.append(images_per_second(self.setting, world, self.compiled))
-        if on_gpu:
-            peak_gib = torch.cuda.max_memory_reserved(world.device) / 2**30
-            self.peak_gib = max(self.peak_gib, peak_gib)
+        self.peak_gib = max(self.peak_gib, most_memory_gib(world.device))
 
 
 def row(setting: Setting, compiled: str, speeds: list[float], peak: float, bandwidth: float) -> str:

@@ -143,6 +143,7 @@ def train_through(
     change: Callable[[Any], None] | None = None,
     watch: Callable[[int], None] | None = None,
     compiled: str = "off",
+    tuned: bool = True,
 ) -> None:
     """Train a new model on `batches` as train.py does.
 
@@ -154,6 +155,7 @@ def train_through(
         change: is called with the replica before training.
         watch: is called with the number of each batch.
         compiled: torch.compile's mode, or off.
+        tuned: whether cuDNN times its convolutions first, which takes seconds.
 
     Raises ValueError if the losses do not stay finite, because then the times are not those of
     training.
@@ -201,7 +203,7 @@ def train_through(
     checkpoints = CheckpointManager(
         Path(), state, description, trigger, background, final_only=True, period=0
     )
-    with checkpoints, trigger, tuned_convolutions(one_shape=True):
+    with checkpoints, trigger, tuned_convolutions(one_shape=tuned):
         train_one_epoch(
             state,
             loader,

@@ -78,7 +78,7 @@ def waits_of(setting: Setting, world: World) -> Counter[str]:
                 recording.close()
 
         batches = fixed_batches(setting, world, last + 1, seed=0)
-        train_through(batches, setting, world, watch=watch)
+        train_through(batches, setting, world, watch=watch, tuned=False)
     return found
 
 

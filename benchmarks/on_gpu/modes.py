@@ -49,8 +49,9 @@ def convolution_dtypes(setting: Setting, world: World) -> set[torch.dtype]:
 def check_graphs(scope: Scope) -> Iterator[Finding]:
     """`--compile reduce-overhead`, several batches per step: the losses of uncompiled training."""
     sizes = scope.sizes
-    common = f"--cfg {sizes.graph_model} --img {sizes.check_img} --batch 8 --epochs 2 --amp fp32"
-    common += " --cache ram --hyp hyp.scratch-low.yaml --optimizer SGD --noval"
+    common = f"--cfg {sizes.graph_model} --img {sizes.check_img} --batch {sizes.long_check_batch}"
+    common += " --epochs 2 --amp fp32 --cache ram --noval"
+    common += " --hyp hyp.scratch-low.yaml --optimizer SGD"
     commands = {}
     for mode in ("off", "reduce-overhead"):
         words = training_words(scope, f"graphs-{mode}", *common.split(), "--compile", mode)

@@ -75,7 +75,7 @@ def start(scope: Scope, name: str, *flags: str) -> Command:
     """
     sizes = scope.sizes
     workers = min(sizes.workers, 2)
-    words = ["--img", str(sizes.check_img), "--batch", str(sizes.check_batch), "--multi-scale"]
+    words = ["--img", str(sizes.check_img), "--batch", str(sizes.long_check_batch), "--multi-scale"]
     words += ["--epochs", str(sizes.resume_epochs), "--workers", str(workers), "--cache", "ram"]
     words += ["--save-minutes", str(sizes.save_minutes), *flags]
 

@@ -3,15 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from benchmarks import loader, profile_step
 from benchmarks.on_gpu.commands import run_command
 from benchmarks.on_gpu.machine import measured_bandwidth
 from benchmarks.on_gpu.stage import Finding, Scope
-from benchmarks.step import MB_PER_IMAGE, images_per_second
+from benchmarks.step import MB_PER_IMAGE, images_per_second, most_memory_gib, watch_memory
 from benchmarks.timed_steps import Setting
-from utils.distributed.memory import memory_gib, release_memory
+from utils.distributed.memory import memory_gib
 from utils.printable import one_line
 
 WARMUP = 3  # steps
@@ -58,19 +56,13 @@ def timed(scope: Scope, cfg: str, batch: int, compiled: str) -> Finding:
     mode = "eager" if compiled == "off" else f"compiled ({compiled})"
     name = f"{Path(cfg).stem}, batch {batch}, {mode}"
 
-    release_memory(device)
-    if scope.on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
+    watch_memory(device)
     try:
         speed = images_per_second(setting, scope.world, compiled)
     except Exception as error:  # of any type: the other settings are measured all the same
         return Finding(f"{name}: {type(error).__name__}: {one_line(error)}", False)
 
-    if scope.on_gpu:
-        peak = torch.cuda.max_memory_reserved(device) / 2**30
-    else:
-        peak = memory_gib(device)
-
+    peak = most_memory_gib(device) or memory_gib(device)
     values = {"model": cfg, "batch": batch, "compiled": compiled, "images_s": speed, "gib": peak}
     text = f"{name}: {speed:.0f} images/s, {1000 * batch / speed:.1f} ms per step, {peak:.1f} GiB"
     share = share_of_limit(scope, cfg, speed)

@@ -33,6 +33,7 @@ class Sizes:
     )  # of each head
     check_img: int = 320
     check_batch: int = 8
+    long_check_batch: int = 32  # of the checks that train on the data
     graph_model: str = "yolov5n.yaml"  # compiled with CUDA graphs
     resume_epochs: int = 3
     save_minutes: float = 0.01  # between checkpoints of the run that is killed
@@ -64,6 +65,7 @@ SMALL = Sizes(
     check_models=("yolov5n.yaml", "yolox_nano.yaml", "yolo26n.yaml"),
     check_img=64,
     check_batch=4,
+    long_check_batch=4,
     resume_epochs=2,
     save_minutes=1e-9,
     models=("yolov5n.yaml", "yolo26n.yaml"),

@@ -34,14 +34,14 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 CORRECTNESS = (
     cuda_check("gpu-tests", "tests/test_gpu.py", against_cpu.run_gpu_tests, 120, packages=PYTEST),
     Stage("data", "draw the images", trainings.draw_data, 60),
-    cuda_check("host-waits", "waits for the GPU in a step", host_waits.look_for_waits, 90),
+    cuda_check("host-waits", "waits for the GPU in a step", host_waits.look_for_waits, 150),
     Stage("uploads", "copies to the device", uploads.check_uploads, 30),
     Stage("two-processes", "DDP over gloo on one device", processes.compare_processes, 75),
     Stage("losses", "float64 losses against the CPU", against_cpu.compare_losses, 45),
     Stage("nms", "NMS against the CPU", against_cpu.compare_nms, 30),
     cuda_check("data-parallel", "precision of DataParallel", modes.check_data_parallel, 30),
-    Stage("resume", "killed and resumed", resuming.kill_and_resume, 75, 30, after=DATA),
-    cuda_check("graphs", "CUDA graphs, accumulation", modes.check_graphs, 90, 40, after=DATA),
+    Stage("resume", "killed and resumed", resuming.kill_and_resume, 150, 30, after=DATA),
+    cuda_check("graphs", "CUDA graphs, accumulation", modes.check_graphs, 150, 40, after=DATA),
 )
 
 TRAININGS = (
@@ -58,7 +58,7 @@ SPEED = (
     timed("steps-64", "eager steps at batch 64", speed.time_first_batch, 70, 15),
     timed("steps-16", "eager steps at batch 16", speed.time_second_batch, 50, 15),
     timed("loader", "the training loader", speed.time_loader, 60, 20, after=DATA),
-    timed("autobatch", "--batch-size -1", trainings.find_batch_size, 60, 20, after=DATA),
+    timed("autobatch", "--batch-size -1", trainings.find_batch_size, 90, 20, after=DATA),
     timed("profile", "parts of a step", speed.profile_parts, 30),
     cuda_timed("compiled-yolov5n", "compiled steps", speed.time_compiled_yolov5n, 120, 60),
     cuda_timed("compiled-yolo26n", "compiled steps", speed.time_compiled_yolo26n, 140, 80),

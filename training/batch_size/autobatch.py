@@ -16,6 +16,7 @@ pass, and do not grow in proportion to it.
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,17 @@ MAX_BATCH = 1024
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
+@dataclass(frozen=True)
+class Check:
+    """A step that is too slow for all trials, because the model is compiled first, for example.
+
+    how: what is different, for the log.
+    """
+
+    how: str
+    step: Callable[[int], None]
+
+
 def choose_batch(
     step: Callable[[int], None],
     world_min: Callable[[int], int],
@@ -43,7 +55,7 @@ def choose_batch(
     images: int,
     shares: int = 1,
     local_processes: int = 1,
-    check: Callable[[int], None] | None = None,
+    check: Check | None = None,
 ) -> tuple[int, str]:
     """Return the batch size, and a sentence about it for the log.
 
@@ -59,8 +71,7 @@ def choose_batch(
         images: number of training images.
         shares: processes, or devices of DataParallel, that split a batch.
         local_processes: processes on this machine.
-        check: a step that is too slow for all trials, because it compiles the model first. It is
-            run with the batch of the search, and with smaller ones until it fits.
+        check: is run with the batch of the search, and with smaller ones until it fits.
     """
     most = min(images, MAX_BATCH) // shares
     if most < 1:
@@ -87,10 +98,10 @@ def choose_batch(
     if check is not None:
 
         def need_of_check(batch: int) -> int | None:
-            return step_memory(lambda: check(batch), device)
+            return step_memory(lambda: check.step(batch), device)
 
         share, taken = checked_batch(need_of_check, budget, share, world_min)
-        checked = f"; compiled, a step of {share} images needs {format_gib(taken)}"
+        checked = f"; {check.how}, a step of {counted(share, 'image')} needs {format_gib(taken)}"
 
     if share < 1:
         raise ValueError(

@@ -1,7 +1,5 @@
 """--batch-size -1: the largest batch of a run that fits in memory, by trial steps."""
 
-from collections.abc import Callable
-
 import torch
 
 from data import Images, trial_drawing
@@ -9,7 +7,7 @@ from data.labels import Labels
 from data.multi_scale import MultiScale
 from models import build_loss
 from models.detector import Detector
-from training.batch_size.autobatch import choose_batch
+from training.batch_size.autobatch import Check, choose_batch
 from training.batch_size.trial_step import TrialStep
 from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
@@ -35,8 +33,9 @@ def find_batch_size(
 ) -> int:
     """Return the largest global batch whose step stays within a share of the free memory.
 
-    The trial steps are on images of the most pixels and boxes. With --compile and a GPU, the result
-    is tried with the compiled model too.
+    The trial steps are on images of the most pixels and boxes. On a GPU, the result is tried once
+    more as the run will do it: with the compiled model, or with the convolutions that cuDNN finds
+    fastest, some of which need much memory.
 
     Args:
         model: on this process's device; the trials use copies.
@@ -66,19 +65,22 @@ def find_batch_size(
         image_size=largest_side,
         boxes_per_image=boxes_per_image,
         world=world,
-        one_shape=not (cfg.rect or cfg.multi_scale),
         draw=trial_drawing(labels, images, image_size, augmentation(hyp), rect=cfg.rect),
     )
-
-    # Not with DataParallel, whose replicas are not compiled.
-    compiles = cfg.compile != "off" and world.device.type == "cuda" and not world.devices
 
     def compiled_step(images_per_process: int) -> None:
         batch = GlobalBatch(images_per_process * world.size, world.size, nominal=hyp.nominal_batch)
         mode = mode_without_reuse(cfg.compile, batch.accumulate, world.device, say_nothing)
         step.compiled(images_per_process, mode)
 
-    check: Callable[[int], None] | None = compiled_step if compiles else None
+    # What takes too long to be done in each trial. DataParallel's replicas are not compiled.
+    check: Check | None = None
+    if world.device.type == "cuda":
+        one_shape = not (cfg.rect or cfg.multi_scale)
+        if cfg.compile != "off" and not world.devices:
+            check = Check("compiled", compiled_step)
+        elif one_shape:
+            check = Check("with the convolutions that cuDNN finds fastest", step.tuned)
 
     def smallest_of_all(number: int) -> int:
         return min(world.all_gather_object(number))

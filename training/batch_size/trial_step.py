@@ -36,8 +36,6 @@ class TrialStep:
         image_size: the largest image side in pixels, a multiple of the model's largest stride.
         boxes_per_image: as many as in a crowded batch.
         world: with the device, or those of DataParallel.
-        one_shape: whether all batches have one shape, so that cuDNN times its algorithms; some need
-            much memory.
         draw: takes a number of images and draws them on the device, uint8 [B, H, W, 3], as the run
             does; None: empty images from the host.
     """
@@ -54,7 +52,6 @@ class TrialStep:
         image_size: int,
         boxes_per_image: int,
         world: World,
-        one_shape: bool = False,
         draw: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.criterion = criterion
@@ -62,7 +59,6 @@ class TrialStep:
         self.world = world
         self.image_size = image_size
         self.boxes_per_image = boxes_per_image
-        self.one_shape = one_shape
         self.draw = draw
 
         own_model = copy.deepcopy(model).train()
@@ -74,22 +70,30 @@ class TrialStep:
         initialize_state(self.optimizer)
 
     def __call__(self, images: int) -> None:
-        """Run the step. images: per device."""
+        """Run the step, with convolutions that cuDNN has not timed. images: per device."""
         count = images * max(len(self.world.devices), 1)
         targets = made_up_targets(count, self.boxes_per_image, self.image_size, self.world.device)
-        with tuned_convolutions(self.one_shape):
-            # Both are kept until the end of the step, as a batch of the run is.
-            pixels = self._pixels(count)
-            drawn = to_device(pixels, self.world.device, self.replica.model.dtype)
-            scaled = self._scaled(drawn)
-            del drawn
-            with self.autocast:
-                raw = self.replica(scaled)
-            terms = self.criterion(raw, targets)
-            self.criterion.weighted_sum(terms).backward()
-            nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
-            self.optimizer.step()
-            self.ema.update(self.replica.live_state())
+
+        # Both are kept until the end of the step, as a batch of the run is.
+        pixels = self._pixels(count)
+        drawn = to_device(pixels, self.world.device, self.replica.model.dtype)
+        scaled = self._scaled(drawn)
+        del drawn
+        with self.autocast:
+            raw = self.replica(scaled)
+        terms = self.criterion(raw, targets)
+        self.criterion.weighted_sum(terms).backward()
+        nn.utils.clip_grad_norm_(self.replica.model.parameters(), max_norm=MAX_GRADIENT_NORM)
+        self.optimizer.step()
+        self.ema.update(self.replica.live_state())
+
+    def tuned(self, images: int) -> None:
+        """Run the step with the convolutions that cuDNN finds fastest, as the run does.
+
+        That takes seconds for each number of images. images: per device.
+        """
+        with tuned_convolutions(one_shape=True):
+            self(images)
 
     def compiled(self, images: int, mode: str) -> None:
         """Run the step GRAPH_RUNS times with the compiled model, which takes a minute or more.
@@ -101,7 +105,7 @@ class TrialStep:
         compile_halves(self.criterion)
         try:
             for _ in range(GRAPH_RUNS):
-                self(images)
+                self.tuned(images)
         except Exception as error:
             # Python, Triton and C++ compilers raise errors of any type. The run meets them again,
             # reports them, and trains uncompiled.

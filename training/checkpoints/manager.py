@@ -181,9 +181,13 @@ class CheckpointManager:
                 self._save_best()
 
         if self.progress.pending and not self.final_only:
-            # The next epoch changes the averaged weights before the validation is evaluated.
+            # The next epoch changes the averaged weights before the validation is evaluated. They
+            # are copied to the host now, so that writing them does not make the next epoch wait
+            # for the device.
             averaged = self.state.ema.state_dict()
-            self._pending_ema = {name: value.clone() for name, value in averaged.items()}
+            self._pending_ema = {
+                name: value.to("cpu", copy=True) for name, value in averaged.items()
+            }
         self._continue_or_exit(signal_name)
 
     def write_pending(self) -> None:

@@ -144,7 +144,10 @@ class DistributedReplica(Replica[Model]):
         broadcast = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
         no_broadcast: dict[str, Any] = {broadcast: False}
 
-        device_ids = None if world.device.type == "cpu" else [world.device]
+        device_ids = None
+        if world.device.type != "cpu":
+            device_ids = [world.device]
+            use_plain_strides(model)
         self.wrapped = DistributedDataParallel(
             model,
             device_ids=device_ids,
@@ -170,6 +173,19 @@ class DistributedReplica(Replica[Model]):
 
     def gradients(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.wrapped.no_sync()
+
+
+@torch.no_grad()
+def use_plain_strides(model: nn.Module) -> None:
+    """Give weights whose order in memory is also the plain one the strides of the plain one.
+
+    A 1x1 convolution in channels last is in both orders, but has strides that only the first would
+    give. cuDNN gives its gradient those of the second, so that DistributedDataParallel warns that
+    they differ. The values stay where they are.
+    """
+    for parameter in model.parameters():
+        if parameter.is_contiguous():
+            parameter.data = parameter.data.flatten().view(parameter.shape)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 
 from models.export.graph import Export, export_graph
 from models.export.quiet import quiet
+from utils.distributed.precision import exact_float32
 
 METADATA = "extra/kestrel.json"  # an entry of the archive, an "extra file" in torch's words
 
@@ -18,7 +19,9 @@ METADATA = "extra/kestrel.json"  # an entry of the archive, an "extra file" in t
 def torchscript_bytes(export: Export) -> bytes:
     """Return the file's bytes. The graph takes any batch and size, whatever the metadata says."""
     graph = export_graph(export.detector, export.model.nms)
-    with quiet():  # of values that the trace takes as constants, and of torch.jit itself
+    # A trace of a convolution keeps whether TF32 is allowed, whatever is set when the file is run.
+    # Quiet: of values that the trace takes as constants, and of torch.jit itself.
+    with exact_float32(), quiet():
         traced = torch.jit.freeze(torch.jit.trace(graph, export.example, check_trace=False))
         follow_device(traced.graph)
         saved = io.BytesIO()

@@ -74,6 +74,14 @@ def test_torchscript_backend(before, exports):
     assert allowed() == before
 
 
+def test_torchscript_file_forbids_tf32(before, exports):
+    """A traced convolution holds the setting as its last argument, which torch obeys."""
+    module = load_backend(exports("torchscript", "--batch", "2"), CPU).backend._module
+    convolutions = [line for line in module.code.splitlines() if "_convolution(" in line]
+    assert len(convolutions) > 10
+    assert all(line.endswith("True, False)") for line in convolutions)
+
+
 def test_settings_through_the_older_names_are_kept(monkeypatch):
     for value in (False, True):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", value)

@@ -16,6 +16,7 @@ from torch import nn
 from models import LossGains, build_loss, build_model
 from training.batch_size import autobatch
 from training.batch_size.autobatch import (
+    Check,
     checked_batch,
     choose_batch,
     format_gib,
@@ -358,7 +359,9 @@ def test_batch_that_does_not_fit_when_compiled_is_reduced(simulated_steps):
         tried.append(images)
         return (100 + 20 * images) * MIB
 
-    batch, sentence = choose_batch(step, single_process, device=CPU, images=5000, check=check)
+    batch, sentence = choose_batch(
+        step, single_process, device=CPU, images=5000, check=Check("compiled", check)
+    )
     assert tried == [90, 48, 46]
     assert batch == 46
     assert sentence.startswith(

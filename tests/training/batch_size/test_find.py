@@ -37,6 +37,9 @@ class FakeStep:
     def compiled(self, images: int, mode: str) -> None:
         self.made.append((images, mode))
 
+    def tuned(self, images: int) -> None:
+        self.made.append((images, "tuned"))
+
 
 @pytest.fixture
 def measure(tiny_model, monkeypatch):
@@ -72,13 +75,13 @@ def test_trial_steps_have_the_settings_of_the_run_and_the_boxes_of_a_mosaic(meas
     (made,), called = measure("cpu", imgsz=64)
     assert (made["optimizer"], made["lr"], made["momentum"]) == ("SGD", 0.5, 0.937)
     assert (made["image_size"], made["boxes_per_image"]) == (64, 4 * 3 + 1)
-    assert (made["one_shape"], made["draw"]) == (True, None)
+    assert made["draw"] is None
     assert (called["images"], called["shares"], called["check"]) == (9, 1, None)
 
 
 def test_trial_images_have_the_largest_size_of_multi_scale(measure):
     (made,), _ = measure("cpu", multi_scale=True)
-    assert (made["image_size"], made["one_shape"]) == (96, False)  # 64 px and half of it
+    assert made["image_size"] == 96  # 64 px and half of it
 
 
 def test_batch_of_a_compiled_run_on_a_gpu_is_checked_compiled(measure):
@@ -86,14 +89,27 @@ def test_batch_of_a_compiled_run_on_a_gpu_is_checked_compiled(measure):
     _, called = measure("cpu", compile="default")
     assert called["check"] is None
     made, called = measure("cuda", compile="default")
-    called["check"](64)
+    assert called["check"].how == "compiled"
+    called["check"].step(64)
     assert made[1:] == [(64, "default")]
+
+
+def test_batch_of_a_run_on_a_gpu_is_checked_with_the_convolutions_that_cudnn_has_timed(measure):
+    """Images of several shapes are not timed; nor are any on a CPU."""
+    made, called = measure("cuda")
+    assert called["check"].how == "with the convolutions that cuDNN finds fastest"
+    called["check"].step(64)
+    assert made[1:] == [(64, "tuned")]
+
+    for device, flags in (("cuda", {"multi_scale": True}), ("cuda", {"rect": True}), ("cpu", {})):
+        _, called = measure(device, **flags)
+        assert called["check"] is None
 
 
 def test_small_compiled_batches_are_tried_without_cuda_graphs(measure):
     """Several batches per optimizer step share gradients, which CUDA graphs do not support."""
     made, called = measure("cuda", compile="reduce-overhead")
-    called["check"](4)
-    called["check"](64)
+    called["check"].step(4)
+    called["check"].step(64)
     assert made[1:] == [(4, "default"), (64, "reduce-overhead")]
     say_nothing("a line")

@@ -85,30 +85,38 @@ def test_trial_step_without_boxes_has_only_padding_targets(model):
 # ---------------------------------------------------------------------- what the run does besides
 
 
-def test_trial_step_measures_the_drawing_and_the_tuned_convolutions_of_the_run(model, monkeypatch):
+def test_trial_step_measures_the_drawing_of_the_run(model):
     drawn: list[int] = []
-    tuned: list[bool] = []
 
     def draw(count: int) -> Tensor:
         drawn.append(count)
-        return torch.zeros(
-            count, 32, 32, 3, dtype=torch.uint8
-        )  # smaller than the largest size of --multi-scale
+        # smaller than the largest size of --multi-scale
+        return torch.zeros(count, 32, 32, 3, dtype=torch.uint8)
 
+    criterion = RecordingLoss.from_head(model.head, LossGains())
+    make_step(model, criterion, draw=draw)(3)
+    assert drawn == [3]
+    assert [images for images, _ in criterion.seen] == [3]
+
+
+def test_cudnn_times_its_convolutions_only_in_tuned_and_compiled_steps(
+    model, monkeypatch, compilations
+):
+    tuned: list[bool] = []
     real = Detector.forward
     monkeypatch.setattr(
         Detector,
         "forward",
         lambda *given: tuned.append(torch.backends.cudnn.benchmark) or real(*given),
     )
-    criterion = RecordingLoss.from_head(model.head, LossGains())
     before = torch.backends.cudnn.benchmark
-    for one_shape in (True, False):
-        make_step(model, criterion, draw=draw, one_shape=one_shape)(3)
-    assert drawn == [3, 3]
-    assert tuned == [True, False]
+    step = make_step(model, RecordingLoss.from_head(model.head, LossGains()))
+
+    step(3)
+    step.tuned(3)
+    step.compiled(3, "default")
+    assert tuned == [False, True] + GRAPH_RUNS * [True]
     assert torch.backends.cudnn.benchmark == before
-    assert [images for images, _ in criterion.seen] == [3, 3]
 
 
 @pytest.fixture

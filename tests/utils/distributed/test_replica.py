@@ -1,5 +1,6 @@
 """The wrappers of a model for training, on a CPU."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
-from utils.distributed.replica import Replica
+from utils.distributed.replica import Replica, use_plain_strides
 from utils.distributed.world import World
 
 CPU = torch.device("cpu")
@@ -78,6 +79,24 @@ def test_data_parallel_threads_compute_in_the_dtype_of_the_caller(
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
 )
+def test_weights_in_both_memory_orders_get_the_strides_of_the_plain_one() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
+    ).to(memory_format=torch.channels_last)
+    before = copy.deepcopy(model)
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    assert model[0].weight.stride() == (6, 1, 6, 6)
+    assert model[1].weight.stride() == (9, 1, 3, 1)
+
+    use_plain_strides(model)
+    assert model[0].weight.stride() == (6, 1, 1, 1)  # of [4, 6, 1, 1]
+    assert model[1].weight.stride() == (9, 9, 3, 1)  # of [4, 1, 3, 3]
+    assert model[2].weight.stride() == (36, 1, 12, 4)  # of [6, 4, 3, 3], only channels last
+    assert addresses == [parameter.data_ptr() for parameter in model.parameters()]
+    for parameter, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert parameter.equal(other)
+
+
 def test_data_parallel_of_no_images_has_no_images() -> None:
     replica = Replica(RecordsDtype(), PAIR)
     assert replica(torch.rand(0, 3, 4, 4)).shape == (0, 2, 4, 4)
