@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.threads import run_in_background
+from utils.threads import run_in_background, without_forks
 
 BATCHES = 3  # number of batches that are drawn
+
+
+def load_fonts() -> None:
+    """Load matplotlib and its list of fonts, for which it runs a program if it has none yet."""
+    import matplotlib  # most of the time goes here, where forks need not wait
+
+    with without_forks():
+        import matplotlib.font_manager  # noqa: F401
 
 
 class Pictures:
@@ -153,8 +161,13 @@ class Pictures:
         """Call `draw` in a thread, after the drawings before it. Does nothing unless active."""
         if not self.active:
             return
+
+        def load_and_draw() -> None:
+            load_fonts()
+            draw()
+
         previous = self._drawn[-1] if self._drawn else None
-        self._drawn.append(run_in_background(draw, after=previous))
+        self._drawn.append(run_in_background(load_and_draw, after=previous))
 
     def _batch(
         self, name: str, images: NDArray[np.uint8], targets: NDArray[Any], **more: Any
