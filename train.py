@@ -404,6 +404,11 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
                     pictures=pictures if epoch == 0 else None,
                 )
 
+            # while this epoch is validated, workers draw the first batches of the next one
+            if epoch + 1 < cfg.epochs and not cfg.image_weights:
+                sampler.set_epoch(epoch + 1)
+                loaders.train.begin()
+
             state.sync_buffers()
             last_batch = sampler.batches_before(epoch + 1) - 1
             validation.after_epoch(pace, state.schedule.lr(last_batch))

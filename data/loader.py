@@ -391,6 +391,7 @@ class Loader(Generic[S]):
             # otherwise each pass draws from torch's global one, which checkpoints save
             generator=torch.Generator(),
         )
+        self._begun: Iterator[Drawn] | None = None  # a pass that `begin` has begun
 
     @property
     def labels(self) -> Labels:
@@ -412,11 +413,24 @@ class Loader(Generic[S]):
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[Batch]:
-        self._uploads.wait()
+    def begin(self) -> None:
+        """Let the workers draw the first batches of the next pass now, as the sampler is set.
 
+        Otherwise they start when the loader is iterated over, which then waits for the first batch.
+        Without workers it does nothing.
+        """
+        if self.workers:
+            self._begun = self._pass()
+
+    def _pass(self) -> Iterator[Drawn]:
+        self._uploads.wait()  # the slots of the ring buffer are free
+        return _iterate(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
         try:
-            for number, drawn in enumerate(_iterate(self._loader)):
+            drawn_batches = self._begun or self._pass()
+            self._begun = None
+            for number, drawn in enumerate(drawn_batches):
                 yield self._to_batch(number, drawn)
         except UnreadableImageError as error:
             # The traceback refers to torch's frames, which would keep the workers alive.

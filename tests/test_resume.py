@@ -96,7 +96,7 @@ def die_at_call(owner: Any, name: str, number: float, *, after: bool = False) ->
         if last and not after:
             die()
         result = real(*arguments, **keywords)
-        if last:
+        if last and after:
             die()
         return result
 

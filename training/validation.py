@@ -99,7 +99,7 @@ class EpochValidation:
 
     def _detect(self) -> SplitPredictions:
         with self.checkpoints.interruptible() as interrupted:
-            return predict_split(
+            predictions = predict_split(
                 self.state.ema.model,
                 self.loader,
                 self.state.world,
@@ -107,6 +107,8 @@ class EpochValidation:
                 active=self.log.active,
                 interrupted=interrupted,
             )
+        self.loader.begin()  # for the next validation, or that of best.pt
+        return predictions
 
     def _evaluate(self, predictions: SplitPredictions | None) -> None:
         """Start to compute the metrics of the pending epoch.

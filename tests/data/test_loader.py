@@ -105,6 +105,47 @@ def test_batches_do_not_depend_on_number_of_workers(
     assert alone == one == three
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_passes_that_were_begun_early_have_the_same_batches(tmp_path: Path, workers: int) -> None:
+    labels = write_data(tmp_path)
+    expected = [contents(batch) for batch in epochs_of(train_loader(labels, workers=workers), 3)]
+
+    loader = train_loader(labels, workers=workers)
+    batches = list(loader)
+    loader.sampler.set_epoch(1)  # type: ignore[union-attr]
+    loader.begin()
+    batches += list(loader)
+
+    loader.begin()  # not used: the next one starts afresh
+    loader.sampler.set_epoch(2)  # type: ignore[union-attr]
+    loader.begin()
+    batches += list(loader)
+    assert [contents(batch) for batch in batches] == expected
+    assert [len(list(loader)), len(list(loader))] == [3, 3]
+
+
+def test_workers_draw_the_first_batches_of_a_pass_that_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = tmp_path / "drawn"
+    real = Samples.draw
+
+    def draw(self: Samples, keys: list[Key], memory: object) -> Drawn:
+        drawn.touch()
+        return real(self, keys, memory)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Samples, "draw", draw)
+    loader = train_loader(write_data(tmp_path), workers=1)
+    assert not drawn.exists()
+
+    loader.begin()
+    give_up = time.monotonic() + 60
+    while not drawn.exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert len(list(loader)) == 2
+
+
 def test_workers_do_not_print_what_a_decoder_says(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from training.validation import EpochValidation
 from utils.files import checkpoint_file
 from utils.log import EpochEnded, RunLog
 
-LOADER, CRITERION = object(), object()  # passed on to predict_split
+CRITERION = object()  # passed on to predict_split
 COLUMNS = {"precision": 0.1, "recall": 0.2, "mAP_0.5": 0.3, "mAP_0.5:0.95": 0.4}
 
 
@@ -39,6 +39,15 @@ class Events(list):
 
     def handle(self, event):
         self.append((event, threading.current_thread()))
+
+
+class FakeLoader:
+    """Counts the passes that are begun."""
+
+    begun = 0
+
+    def begin(self):
+        self.begun += 1
 
 
 class FakeEvaluation:
@@ -81,7 +90,7 @@ def open_validation(folder, world=None, *, state=None, **flags):
     log = RunLog(active=state.world.is_main, sinks=[events])
     validation = EpochValidation(
         state,
-        LOADER,
+        FakeLoader(),
         CRITERION,
         checkpoints,
         checkpoints.background,
@@ -320,7 +329,8 @@ def test_averaged_weights_are_validated(tmp_path, monkeypatch):
     state = validation.state
     assert validation._detect() == "detections"
     options = {"criterion": CRITERION, "active": True}
-    assert seen == [((state.ema.model, LOADER, state.world), options, False)]
+    assert seen == [((state.ema.model, validation.loader, state.world), options, False)]
+    assert validation.loader.begun == 1  # the next pass, after this one
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGUSR1")
