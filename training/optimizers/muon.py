@@ -79,53 +79,89 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return Muon's step for each gradient [out, ...].
+    """Return Muon's step for each gradient [out, ...], in the memory order of the gradient.
 
-    Those of one shape are computed together, for fewer kernels.
+    For few kernels, gradients of one shape are multiplied together, and all whose shorter side is
+    the same are iterated together.
     """
+    matrices = [as_matrix(gradient) for gradient in gradients]
     positions_of: dict[torch.Size, list[int]] = {}
-    for position, gradient in enumerate(gradients):
-        shape = gradient.flatten(1).shape  # [out, rest]
-        positions_of.setdefault(shape, []).append(position)
+    for position, matrix in enumerate(matrices):
+        positions_of.setdefault(matrix.shape, []).append(position)
+
+    # The matrices of each shape, [n, R, C] with R <= C; the shapes by their R.
+    stacks = {}
+    shapes_of: dict[int, list[torch.Size]] = {}
+    for shape, positions in positions_of.items():
+        stacks[shape] = lying(torch.stack([matrices[position] for position in positions]))
+        shapes_of.setdefault(min(shape), []).append(shape)
 
     steps = list(gradients)
-    for shape, positions in positions_of.items():
-        stacked = torch.stack([gradients[position].flatten(1) for position in positions])
-        scale = RMS * max(shape) ** 0.5
-        scaled = orthogonal(stacked) * scale
-        for position, step in zip(positions, scaled, strict=True):
-            steps[position] = step.view_as(gradients[position])
+    for shapes in shapes_of.values():
+        squares = [stacks[shape] @ stacks[shape].mT for shape in shapes]
+        counts = [len(stacks[shape]) for shape in shapes]
+        factors = orthogonalizing(torch.cat(squares)).split(counts)
+
+        for shape, factor in zip(shapes, factors, strict=True):
+            scale = RMS * max(shape) ** 0.5
+            found = (scale * factor) @ stacks[shape]
+            is_tall = shape[0] > shape[1]
+            for position, step in zip(positions_of[shape], found, strict=True):
+                matrix = step.mT if is_tall else step
+                steps[position] = like_gradient(matrix, gradients[position])
     return steps
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Return matrices [..., R, C] with the same singular vectors, and singular values near 1.
+def as_matrix(gradient: Tensor) -> Tensor:
+    """Return a gradient [out, ...] as a matrix [out, rest], in float32 or float64.
+
+    The columns are in the order of the memory, so that nothing is copied: any order has the same
+    singular values.
+    """
+    if is_channels_last(gradient):
+        gradient = gradient.permute(0, 2, 3, 1)
+    matrix = gradient.flatten(1)
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+
+
+def like_gradient(matrix: Tensor, gradient: Tensor) -> Tensor:
+    """Return a matrix [out, rest], in the order of `as_matrix`, as a gradient [out, ...]."""
+    if is_channels_last(gradient):
+        out, channels, height, width = gradient.shape
+        shaped = matrix.reshape(out, height, width, channels).permute(0, 3, 1, 2)
+    else:
+        shaped = matrix.reshape(gradient.shape)
+    return shaped.to(gradient.dtype)
+
+
+def is_channels_last(gradient: Tensor) -> bool:
+    return gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
+
+
+def lying(matrices: Tensor) -> Tensor:
+    """Return matrices [..., R, C] with R <= C: transposed if they are taller than wide."""
+    return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+
+
+def orthogonalizing(squares: Tensor) -> Tensor:
+    """Return factors P [B, R, R] from X X^T [B, R, R]: P X is X with singular values near 1.
 
     They are about 0.7 to 1.2; values far below the largest stay smaller.
 
     Muon iterates X <- (a + b S + c S S) X with S = X X^T. Here the iteration is on S, which is
-    small for convolutions, and on the product P of the polynomials, with X = P X0: a third of the
-    time in float32, in which it runs (in float64 for matrices in float64). In bfloat16, Muon's
-    usual choice, the products would be too inaccurate.
-
-    >>> orthogonal(torch.diag(torch.tensor([3.0, 1.0]))).diag().gt(0.6).tolist()
-    [True, True]
+    small for convolutions, and on the product P of the polynomials: a third of the time in float32.
+    In bfloat16, Muon's usual choice, the products would be too inaccurate.
     """
-    x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-
-    # From the shorter side, so that S is small.
-    is_tall = x.shape[-2] > x.shape[-1]
-    if is_tall:
-        x = x.mT
-
-    # The Frobenius norm is 1 or less, so that all singular values are.
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    # X / norm, whose Frobenius norm is 1 or less, so that all singular values are.
+    norm = squares.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    inverse = (norm + 1e-7).reciprocal()[:, None, None]
+    s = squares * inverse.square()
 
     # F = a + b S + c S S is symmetric. From X to F X, P becomes F P, and S becomes F S F.
     a, b, c = COEFFICIENTS
-    s = x @ x.mT
+    product = s  # replaced in the first step
     for step in range(STEPS):
-        factor = b * s + c * s @ s
+        factor = torch.baddbmm(s, s, s, beta=b, alpha=c)
         factor.diagonal(dim1=-2, dim2=-1).add_(a)
         if step == 0:
             product = factor
@@ -133,8 +169,4 @@ def orthogonal(matrices: Tensor) -> Tensor:
             product = factor @ product
         if step < STEPS - 1:
             s = factor @ s @ factor
-
-    x = product @ x
-    if is_tall:
-        x = x.mT
-    return x.to(matrices.dtype)
+    return product * inverse
