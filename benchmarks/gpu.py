@@ -9,8 +9,7 @@
     # try it without a GPU: what a CPU can run
     python benchmarks/gpu.py --device cpu --small
 
-Claim: on one H100 or H200 every check passes, and yolov5n, s and m train at 80 % of the eager-mode
-limit of the memory's bandwidth (benchmarks/step.py). Not measured yet.
+Claim: on one H100 or H200 every check passes. benchmarks/results/gpu_* has what was measured.
 
 Each stage runs in a process of its own with a time limit, so that it can hang or crash without harm
 to the others. What does not fit into `--minutes` is left out and listed. `--out` gets gpu.md (all
