@@ -1,11 +1,12 @@
 """Muon for the weights of convolutions, AdamW for all other parameters."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Key = TypeVar("Key", bound=Hashable)
 # a, b and c of the iteration, chosen by its author for few steps
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -81,35 +82,38 @@ class MuonAdamW(torch.optim.AdamW):
 def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Return Muon's step for each gradient [out, ...], in the memory order of the gradient.
 
-    For few kernels, gradients of one shape are multiplied together, and all whose shorter side is
-    the same are iterated together.
+    Those of one shape are multiplied together, for fewer kernels.
     """
     matrices = [as_matrix(gradient) for gradient in gradients]
-    positions_of: dict[torch.Size, list[int]] = {}
-    for position, matrix in enumerate(matrices):
-        positions_of.setdefault(matrix.shape, []).append(position)
+    places_of_shape = places_of([matrix.shape for matrix in matrices])
 
-    # The matrices of each shape, [n, R, C] with R <= C; the shapes by their R.
-    stacks = {}
-    shapes_of: dict[int, list[torch.Size]] = {}
-    for shape, positions in positions_of.items():
-        stacks[shape] = lying(torch.stack([matrices[position] for position in positions]))
-        shapes_of.setdefault(min(shape), []).append(shape)
+    stacks = []  # of the matrices of each shape, [n, R, C] with R <= C
+    for places in places_of_shape.values():
+        stacked = torch.stack([matrices[place] for place in places])
+        stacks.append(lying(stacked))
+    factors = orthogonalizing(stacks)
 
     steps = list(gradients)
-    for shapes in shapes_of.values():
-        squares = [stacks[shape] @ stacks[shape].mT for shape in shapes]
-        counts = [len(stacks[shape]) for shape in shapes]
-        factors = orthogonalizing(torch.cat(squares)).split(counts)
-
-        for shape, factor in zip(shapes, factors, strict=True):
-            scale = RMS * max(shape) ** 0.5
-            found = (scale * factor) @ stacks[shape]
-            is_tall = shape[0] > shape[1]
-            for position, step in zip(positions_of[shape], found, strict=True):
-                matrix = step.mT if is_tall else step
-                steps[position] = like_gradient(matrix, gradients[position])
+    for (shape, places), x, factor in zip(places_of_shape.items(), stacks, factors, strict=True):
+        scale = RMS * max(shape) ** 0.5
+        found = (scale * factor) @ x
+        if shape[0] > shape[1]:
+            found = found.mT
+        for place, step in zip(places, found, strict=True):
+            steps[place] = like_gradient(step, gradients[place])
     return steps
+
+
+def places_of(keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """Return where each key is in a list.
+
+    >>> places_of(["a", "b", "a"])
+    {'a': [0, 2], 'b': [1]}
+    """
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
 
 
 def as_matrix(gradient: Tensor) -> Tensor:
@@ -143,7 +147,22 @@ def lying(matrices: Tensor) -> Tensor:
     return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
 
 
-def orthogonalizing(squares: Tensor) -> Tensor:
+def orthogonalizing(stacks: Sequence[Tensor]) -> list[Tensor]:
+    """Return factors P [n, R, R] of each stack X [n, R, C]: P X is X with singular values near 1.
+
+    Stacks of one R are iterated together, for fewer kernels, since only X X^T is iterated on.
+    """
+    squares = [x @ x.mT for x in stacks]
+    factors = list(squares)
+    for places in places_of([len(square[0]) for square in squares]).values():
+        together = iterated(torch.cat([squares[place] for place in places]))
+        parts = together.split([len(squares[place]) for place in places])
+        for place, part in zip(places, parts, strict=True):
+            factors[place] = part
+    return factors
+
+
+def iterated(squares: Tensor) -> Tensor:
     """Return factors P [B, R, R] from X X^T [B, R, R]: P X is X with singular values near 1.
 
     They are about 0.7 to 1.2; values far below the largest stay smaller.
