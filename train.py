@@ -424,7 +424,8 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     # Results
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     draw_results(pictures, best, loaders.val)
-    metrics = run.close_folder({"last": progress.metrics, "best": best.as_dict(data.names)})
+    metrics = {"last": progress.metrics, "best": best.as_dict(data.names)}
+    run.close_folder(metrics)
     log.send(RunEnded(run.folder, metrics))
     best_ap = best.coco.stats["AP"]
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")

@@ -229,12 +229,11 @@ class Run:
         if advice := recipe.advice(self.config.batch_size):
             say(advice)
 
-    def close_folder(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def close_folder(self, metrics: dict[str, Any]) -> None:
         """Write metrics.json, which marks the run as done, and unlock the folder."""
         if self.world.is_main:
             write_json(self.folder / METRICS, metrics)
             self._lock.release()
-        return metrics
 
 
 def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
