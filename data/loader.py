@@ -48,6 +48,7 @@ from utils.log import Say, say_nothing
 from utils.printable import counted
 from utils.shared_memory import SharedBytes
 from utils.terminal import FaultError
+from utils.threads import fork_lock
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
 PREFETCH_FACTOR = 2  # batches that each worker prefetches
@@ -298,7 +299,8 @@ def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     an error in the main thread, wherever that is. This function wraps torch's handler, so that the
     error says what to do.
     """
-    batches = iter(loader)
+    with fork_lock:  # the first pass forks the workers
+        batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
     if number is None:  # Windows
         return batches

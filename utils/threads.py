@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -198,30 +198,10 @@ class BackgroundTask:
 
 # ---- threads and forks
 
-_forking = threading.RLock()  # held while this process forks
-
-
-@cache  # once in a process: the hooks cannot be removed
-def _lock_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=_forking.acquire,
-            after_in_parent=_forking.release,
-            after_in_child=_forking.release,
-        )
-
-
-@contextmanager
-def without_forks() -> Iterator[None]:
-    """Context manager in which no other thread forks this process: `os.fork` waits for its end.
-
-    For a block that runs a program. A child that is forked meanwhile, such as a DataLoader worker,
-    would inherit the pipe to the program, and a reader of a pipe waits until every process has
-    closed its other end: as long as the child lives. Does nothing on systems without fork.
-    """
-    _lock_forks()
-    with _forking:
-        yield
+# Held while DataLoader workers are forked, and while another thread runs a program. A worker that
+# is forked meanwhile would inherit the pipe to the program, and a reader of a pipe waits until
+# every process has closed its other end: as long as the worker lives.
+fork_lock = threading.Lock()
 
 
 @cache  # once in a process: the hook cannot be removed

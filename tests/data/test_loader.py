@@ -2,11 +2,13 @@
 running.
 """
 
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,7 @@ from tests.data.augment.test_plan import box, labels_of, polygon
 from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.terminal import FaultError
+from utils.threads import fork_lock, run_in_background
 
 SIDE = 64
 ALL_AUGMENTATIONS = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.5)
@@ -144,6 +147,25 @@ def test_workers_draw_the_first_batches_of_a_pass_that_was_begun(
         assert time.monotonic() < give_up
         time.sleep(0.01)
     assert len(list(loader)) == 2
+
+
+def test_workers_are_not_forked_while_another_thread_runs_a_program(tmp_path: Path) -> None:
+    """They would inherit its pipe."""
+    loader = train_loader(write_data(tmp_path), workers=1)
+    others = set(multiprocessing.active_children())
+    is_locked = threading.Event()
+
+    def run_program() -> set[object]:
+        with fork_lock:
+            is_locked.set()
+            time.sleep(0.3)
+            return set(multiprocessing.active_children()) - others
+
+    forked_meanwhile = run_in_background(run_program)
+    is_locked.wait()
+    assert len(list(loader)) == 2
+    assert forked_meanwhile.result() == set()
+    assert len(set(multiprocessing.active_children()) - others) == 1
 
 
 def test_workers_do_not_print_what_a_decoder_says(

@@ -2,8 +2,6 @@
 thread, which ends with its consumer; wait() collects a result once, in the thread that calls it.
 """
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from utils.terminal import FaultError
-from utils.threads import (
-    BackgroundTask,
-    map_ahead,
-    prefetch,
-    run_in_background,
-    without_forks,
-)
+from utils.threads import BackgroundTask, map_ahead, prefetch
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,45 +212,3 @@ raise KeyboardInterrupt
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False
     )
     assert ended.stderr.endswith(b"KeyboardInterrupt\n")
-
-
-# ---------------------------------------------------------------------- forks
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_fork_waits_for_a_program_that_another_thread_runs():
-    """Otherwise the child holds the pipe's other end, and its reader waits for the child's end."""
-    pipe_is_open = threading.Event()
-
-    def read_from_program() -> bytes:
-        with without_forks():
-            reading, writing = os.pipe()
-            pipe_is_open.set()
-            time.sleep(0.2)  # a program starts, and has the pipe too
-            os.close(writing)
-            return os.read(reading, 1)  # nothing: the end of the pipe
-
-    read = run_in_background(read_from_program)
-    pipe_is_open.wait()
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        assert read.result(timeout=10) == b""
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_child_forked_without_other_threads_may_fork_again():
-    with without_forks():
-        child = os.fork()
-        if child == 0:
-            with without_forks():
-                grandchild = os.fork()
-            if grandchild:
-                os.waitpid(grandchild, 0)
-            os._exit(0)
-    assert os.waitpid(child, 0) == (child, 0)

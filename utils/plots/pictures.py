@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.threads import run_in_background, without_forks
+from utils.threads import fork_lock, run_in_background
 
 BATCHES = 3  # number of batches that are drawn
 
 
 def load_fonts() -> None:
     """Load matplotlib and its list of fonts, for which it runs a program if it has none yet."""
-    import matplotlib  # most of the time goes here, where forks need not wait
+    import matplotlib  # most of the time goes here, where workers need not wait
 
-    with without_forks():
+    with fork_lock:
         import matplotlib.font_manager  # noqa: F401
 
 

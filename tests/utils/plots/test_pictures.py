@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 # Draws with an empty list of fonts, which matplotlib fills by running programs; says of each
-# whether another thread could have forked meanwhile.
+# whether workers could have been forked meanwhile.
 SCRIPT = """
 import subprocess, sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from utils import threads
 from utils.plots.pictures import Pictures
 
 def run(program, *_, **__):
-    print(Path(program[0]).name, "owned" if threads._forking._is_owned() else "free")
+    print(Path(program[0]).name, "locked" if threads.fork_lock.locked() else "free")
     raise OSError("not installed")
 
 subprocess.check_output = run
@@ -27,7 +27,7 @@ pictures.wait()
 """
 
 
-def test_programs_that_list_fonts_run_while_no_process_can_be_forked(tmp_path):
+def test_programs_that_list_fonts_run_while_no_worker_can_be_forked(tmp_path):
     """A DataLoader worker forked meanwhile would keep the program's pipe open."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     environment = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "empty"), "PYTHONPATH": str(ROOT)}
@@ -37,4 +37,4 @@ def test_programs_that_list_fonts_run_while_no_process_can_be_forked(tmp_path):
 
     lines = done.stdout.splitlines()
     assert lines
-    assert all(line.endswith(" owned") for line in lines)
+    assert all(line.endswith(" locked") for line in lines)
