@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -292,6 +293,18 @@ def explain_worker_death(text: str) -> str:
     return f"a DataLoader worker died ({died['signal']}): try --workers 0"
 
 
+@contextmanager
+def explained_worker_death() -> Iterator[None]:
+    """Raise FaultError that says what to do in place of torch's error about a worker that died."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = explain_worker_death(str(error))
+        if not message:
+            raise
+        raise FaultError(message) from None
+
+
 def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     """Return an iterator over the batches of a pass.
 
@@ -318,13 +331,8 @@ class _WorkerDeathHandler:
     handler: Callable[[int, FrameType | None], object]
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        try:
+        with explained_worker_death():
             self.handler(number, frame)
-        except RuntimeError as error:
-            message = explain_worker_death(str(error))
-            if not message:
-                raise
-            raise FaultError(message) from None
 
 
 class Loader(Generic[S]):
@@ -422,7 +430,8 @@ class Loader(Generic[S]):
         Without workers it does nothing.
         """
         if self.workers:
-            self._begun = self._pass()
+            with explained_worker_death():
+                self._begun = self._pass()
 
     def _pass(self) -> Iterator[Drawn]:
         self._uploads.wait()  # the slots of the ring buffer are free
@@ -430,10 +439,11 @@ class Loader(Generic[S]):
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            drawn_batches = self._begun or self._pass()
-            self._begun = None
-            for number, drawn in enumerate(drawn_batches):
-                yield self._to_batch(number, drawn)
+            with explained_worker_death():
+                drawn_batches = self._begun or self._pass()
+                self._begun = None
+                for number, drawn in enumerate(drawn_batches):
+                    yield self._to_batch(number, drawn)
         except UnreadableImageError as error:
             # The traceback refers to torch's frames, which would keep the workers alive.
             error.__traceback__ = None
@@ -442,11 +452,6 @@ class Loader(Generic[S]):
             name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
             message = str(error).rpartition(name)[2].rstrip()
             raise UnreadableImageError(message) from None
-        except RuntimeError as error:
-            message = explain_worker_death(str(error))
-            if not message:
-                raise
-            raise FaultError(message) from None
 
     def _to_batch(self, number: int, drawn: Drawn) -> Batch:
         """Return the batch on the device."""

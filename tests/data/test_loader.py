@@ -572,7 +572,10 @@ def test_killed_worker_raises_while_main_thread_is_busy(tmp_path: Path, another:
 
 @pytest.mark.slow
 @linux_only
-def test_killed_worker_raises_when_its_batch_is_due(tmp_path: Path) -> None:
+@pytest.mark.parametrize("next_pass", [list, Loader.begin])
+def test_killed_worker_raises_when_its_batch_is_due(
+    tmp_path: Path, next_pass: Callable[[Loader], object]
+) -> None:
     """As in Python 3.14, where workers are not children of this process, so nothing reports that
     they ended.
     """
@@ -582,7 +585,7 @@ def test_killed_worker_raises_when_its_batch_is_due(tmp_path: Path) -> None:
     try:
         kill_worker(loader)
         with pytest.raises(FaultError, match=WORKER_DIED):
-            list(loader)
+            next_pass(loader)
     finally:
         signal.signal(signal.SIGCHLD, handler)
 
