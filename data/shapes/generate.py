@@ -11,6 +11,7 @@ from pathlib import Path
 from data.shapes.drawing import SPLITS, Drawing, draw_image
 from data.shapes.plan import NAMES
 from utils.images.opencv import cv2
+from utils.threads import map_in_threads
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "datasets" / "shapes"
 MARKER = "shapes.json"  # in the folder of a finished data set: the settings it was made with
@@ -117,18 +118,27 @@ def _move_into_place(draft: Path, root: Path, settings: dict[str, int]) -> None:
 
 def _write_set(folder: Path, settings: dict[str, int]) -> None:
     for split in SPLITS:
-        images = folder / "images" / split
-        labels = folder / "labels" / split
-        images.mkdir(parents=True)
-        labels.mkdir(parents=True)
-        for index in range(1, settings[split] + 1):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+
+        def write(index: int, split: str = split) -> None:
             drawing = draw_image(settings["seed"], split, index, settings["size"])
-            _, encoded = cv2.imencode(".jpg", drawing.image, [cv2.IMWRITE_JPEG_QUALITY, 92])
-            (images / f"{index:06}.jpg").write_bytes(encoded.tobytes())
-            label_file = labels / f"{index:06}.txt"
-            label_file.write_text(label_text(drawing), encoding="ascii", newline="\n")
+            _write_drawing(drawing, folder, f"{split}/{index:06}")
+
+        indices = range(1, settings[split] + 1)
+        for _ in map_in_threads(write, indices, os.cpu_count() or 1):
+            pass
 
     names = ", ".join(NAMES)
     yaml = f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"
     (folder / "shapes.yaml").write_text(yaml)
     (folder / MARKER).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+
+def _write_drawing(drawing: Drawing, folder: Path, name: str) -> None:
+    """Write the image and the labels of a drawing. name: without suffix, in images/ and labels/."""
+    _, encoded = cv2.imencode(".jpg", drawing.image, [cv2.IMWRITE_JPEG_QUALITY, 92])
+    (folder / "images" / f"{name}.jpg").write_bytes(encoded.tobytes())
+
+    labels = folder / "labels" / f"{name}.txt"
+    labels.write_text(label_text(drawing), encoding="ascii", newline="\n")
