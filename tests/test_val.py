@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import train
 import val
@@ -224,7 +225,6 @@ def test_val_runs_with_flags(measure, flags):
         (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
         (["--name", ""], "--name: must not be empty"),
         (["--task", "test"], "test"),
-        (["--data", "shapes.yaml"], "the model's classes are disc, square, bar, but circle"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -232,6 +232,15 @@ def test_invalid_val_settings_are_refused(measure, flags, sentence):
     with pytest.raises(ValueError) as refusal:
         measure(*flags)
     assert sentence in str(refusal.value)
+
+
+def test_data_of_other_classes_are_refused(measure, tiny_data, tmp_path):
+    other = tmp_path / "other.yaml"
+    content = yaml.safe_load(tiny_data.read_text())
+    changed = {**content, "path": str(tiny_data.parent), "names": ["cat", "dog", "bird"]}
+    other.write_text(yaml.safe_dump(changed))
+    with pytest.raises(ValueError, match="the model's classes are disc, square, bar, but cat, dog"):
+        measure("--data", str(other))
 
 
 @pytest.mark.slow
