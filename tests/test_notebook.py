@@ -39,8 +39,8 @@ def test_notebook_runs_from_top_to_bottom(tmp_path):
     drawing.write_text(text.replace("int = 1000", "int = 64").replace("int = 200", "int = 8"))
 
     code = "\n".join(cells("code"))
-    assert "EPOCHS = 14\n" in code
-    code = code.replace("EPOCHS = 14\n", "EPOCHS = 1\n").replace("confidence=0.5", "confidence=0.0")
+    assert "EPOCHS = 13\n" in code
+    code = code.replace("EPOCHS = 13\n", "EPOCHS = 1\n").replace("confidence=0.5", "confidence=0.0")
     code = code.replace("results[0]\n\n", "print(len(results[0]._repr_png_()))\n", 1)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=copy / "docs", capture_output=True, text=True, timeout=300
