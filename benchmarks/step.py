@@ -2,7 +2,7 @@ r"""Speed of the training step alone: images/s, memory, share of the bandwidth l
 
 Goal: on an H200, yolov5n, s and m at 640 px in bfloat16 reach 80 % of the eager-mode limit: what
 the memory bandwidth allows if convolution, normalization, activation and concatenation each read
-and write memory (6,200, 3,200 and 1,700 images/s). Measured: 25, 33 and 37 % of the limit
+and write memory (6,200, 3,200 and 1,700 images/s). Measured: 22 to 25, 33 and 37 % of it
 (benchmarks/results/gpu_*).
 
     python benchmarks/step.py --device 0 --cfg yolov5n.yaml yolov5s.yaml yolov5m.yaml --img 640 \

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -312,7 +312,7 @@ def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     an error in the main thread, wherever that is. This function wraps torch's handler, so that the
     error says what to do.
     """
-    with fork_lock:  # the first pass forks the workers
+    with fork_lock if loader.num_workers else nullcontext():  # the first pass forks the workers
         batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
     if number is None:  # Windows
@@ -427,7 +427,7 @@ class Loader(Generic[S]):
         """Let the workers draw the first batches of the next pass now, as the sampler is set.
 
         Otherwise they start when the loader is iterated over, which then waits for the first batch.
-        Without workers it does nothing.
+        Later changes of the sampler have no effect on this pass. Without workers it does nothing.
         """
         if self.workers:
             with explained_worker_death():
@@ -440,8 +440,9 @@ class Loader(Generic[S]):
     def __iter__(self) -> Iterator[Batch]:
         try:
             with explained_worker_death():
-                drawn_batches = self._begun or self._pass()
+                begun = self._begun
                 self._begun = None
+                drawn_batches = self._pass() if begun is None else begun
                 for number, drawn in enumerate(drawn_batches):
                     yield self._to_batch(number, drawn)
         except UnreadableImageError as error:

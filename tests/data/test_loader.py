@@ -127,6 +127,9 @@ def test_passes_that_were_begun_early_have_the_same_batches(tmp_path: Path, work
     assert [len(list(loader)), len(list(loader))] == [3, 3]
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked"
+)
 def test_workers_draw_the_first_batches_of_a_pass_that_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

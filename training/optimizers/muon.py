@@ -96,9 +96,9 @@ def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
     steps = list(gradients)
     for (shape, places), x, factor in zip(places_of_shape.items(), stacks, factors, strict=True):
         scale = RMS * max(shape) ** 0.5
-        found = (scale * factor) @ x
-        if shape[0] > shape[1]:
-            found = found.mT
+        # P is symmetric: of a tall matrix X^T the step is (P X)^T = X^T P
+        is_tall = shape[0] > shape[1]
+        found = x.mT @ (scale * factor) if is_tall else (scale * factor) @ x
         for place, step in zip(places, found, strict=True):
             steps[place] = like_gradient(step, gradients[place])
     return steps

@@ -76,9 +76,6 @@ def test_data_parallel_threads_compute_in_the_dtype_of_the_caller(
     assert replica.model.conv.weight.grad is not None
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
-)
 def test_weights_in_both_memory_orders_get_the_strides_of_the_plain_one() -> None:
     model = nn.Sequential(
         nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)
@@ -97,6 +94,9 @@ def test_weights_in_both_memory_orders_get_the_strides_of_the_plain_one() -> Non
         assert parameter.equal(other)
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
+)
 def test_data_parallel_of_no_images_has_no_images() -> None:
     replica = Replica(RecordsDtype(), PAIR)
     assert replica(torch.rand(0, 3, 4, 4)).shape == (0, 2, 4, 4)
