@@ -392,7 +392,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
                 sampler.weights = weights_after(train_labels, progress.metrics, data.names)
             criterion.start_epoch(epoch, cfg.epochs, without_mosaic=epoch >= cfg.mosaic_until)
             set_training(model, frozen)
-            with tuned_convolutions(one_shape=not (cfg.rect or cfg.multi_scale)):
+            with tuned_convolutions(cfg.one_shape):
                 pace = train_one_epoch(
                     state,
                     loaders.train,

@@ -17,6 +17,8 @@ import torch
 
 import train
 import val
+from data import Loader
+from data.sampler import TrainSampler
 from models import build_model
 from tests.support.processes import write_hyp
 from training import evaluation
@@ -169,9 +171,22 @@ def test_same_seed_gives_same_bits(start):
         assert not same(states[0][part], states[2][part])
 
 
-def test_number_of_workers_does_not_change_results(start):
-    _, without_workers = start("--epochs", "2", name="a")
-    _, with_workers = start("--epochs", "2", "--workers", "2", name="b")
+@pytest.mark.parametrize("flags", [[], ["--image-weights"]], ids=" ".join)
+def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
+    """Workers begin the next epoch during the validation, unless its images depend on that."""
+    begun = []
+    real = Loader.begin
+
+    def begin(loader: Loader) -> None:
+        if isinstance(loader.sampler, TrainSampler):
+            begun.append(loader.sampler.epoch)
+        real(loader)
+
+    monkeypatch.setattr(Loader, "begin", begin)
+    _, without_workers = start("--epochs", "2", *flags, name="a")
+    begun.clear()
+    _, with_workers = start("--epochs", "2", "--workers", "2", *flags, name="b")
+    assert begun == ([] if flags else [1])
     assert without_time(without_workers) == without_time(with_workers)
 
 

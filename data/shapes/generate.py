@@ -117,17 +117,19 @@ def _move_into_place(draft: Path, root: Path, settings: dict[str, int]) -> None:
 
 
 def _write_set(folder: Path, settings: dict[str, int]) -> None:
+    numbered = []
     for split in SPLITS:
         (folder / "images" / split).mkdir(parents=True)
         (folder / "labels" / split).mkdir(parents=True)
+        numbered += [(split, index) for index in range(1, settings[split] + 1)]
 
-        def write(index: int, split: str = split) -> None:
-            drawing = draw_image(settings["seed"], split, index, settings["size"])
-            _write_drawing(drawing, folder, f"{split}/{index:06}")
+    def write(image: tuple[str, int]) -> None:
+        split, index = image
+        drawing = draw_image(settings["seed"], split, index, settings["size"])
+        _write_drawing(drawing, folder, f"{split}/{index:06}")
 
-        indices = range(1, settings[split] + 1)
-        for _ in map_in_threads(write, indices, os.cpu_count() or 1):
-            pass
+    for _ in map_in_threads(write, numbered, os.cpu_count() or 1):
+        pass
 
     names = ", ".join(NAMES)
     yaml = f"path: .\ntrain: images/train\nval: images/val\nnames: [{names}]\n"

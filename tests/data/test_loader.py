@@ -41,6 +41,9 @@ from utils.threads import fork_lock, run_in_background
 SIDE = 64
 ALL_AUGMENTATIONS = Augmentation(0.02, 0.7, 0.4, 10, 0.1, 0.5, 3, 0.0005, 0.5, 0.5, 0.7, 0.5, 0.5)
 SIZES = [(80, 60), (60, 80), (200, 100), (64, 64), (33, 47), (1, 1), (2000, 4)]
+forked_only = pytest.mark.skipif(
+    sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked"
+)
 SHAPE = np.array([[2, 2], [28, 2], [28, 20], [15, 8]], np.float32)
 
 
@@ -127,9 +130,7 @@ def test_passes_that_were_begun_early_have_the_same_batches(tmp_path: Path, work
     assert [len(list(loader)), len(list(loader))] == [3, 3]
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked"
-)
+@forked_only
 def test_workers_draw_the_first_batches_of_a_pass_that_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +198,7 @@ class KillOnImport:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or sys.version_info >= (3, 14), reason="workers are not forked"
-)
+@forked_only
 def test_workers_import_no_modules_except_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,10 +76,9 @@ def find_batch_size(
     # What takes too long to be done in each trial. DataParallel's replicas are not compiled.
     check: Check | None = None
     if world.device.type == "cuda":
-        one_shape = not (cfg.rect or cfg.multi_scale)
         if cfg.compile != "off" and not world.devices:
             check = Check("compiled", compiled_step)
-        elif one_shape:
+        elif cfg.one_shape:
             check = Check("with the convolutions that cuDNN finds fastest", step.tuned)
 
     def smallest_of_all(number: int) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 Key = TypeVar("Key", bound=Hashable)
+
 # a, b and c of the iteration, chosen by its author for few steps
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -87,11 +88,12 @@ def orthogonal_steps(gradients: Sequence[Tensor]) -> list[Tensor]:
     matrices = [as_matrix(gradient) for gradient in gradients]
     places_of_shape = places_of([matrix.shape for matrix in matrices])
 
-    stacks = []  # of the matrices of each shape, [n, R, C] with R <= C
+    # The matrices of each shape, [n, R, C] with R <= C, and what makes them orthogonal.
+    stacks = []
     for places in places_of_shape.values():
         stacked = torch.stack([matrices[place] for place in places])
-        stacks.append(lying(stacked))
-    factors = orthogonalizing(stacks)
+        stacks.append(wide(stacked))
+    factors = orthogonal_factors(stacks)
 
     steps = list(gradients)
     for (shape, places), x, factor in zip(places_of_shape.items(), stacks, factors, strict=True):
@@ -142,27 +144,26 @@ def is_channels_last(gradient: Tensor) -> bool:
     return gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
 
 
-def lying(matrices: Tensor) -> Tensor:
+def wide(matrices: Tensor) -> Tensor:
     """Return matrices [..., R, C] with R <= C: transposed if they are taller than wide."""
     return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
 
 
-def orthogonalizing(stacks: Sequence[Tensor]) -> list[Tensor]:
+def orthogonal_factors(stacks: Sequence[Tensor]) -> list[Tensor]:
     """Return factors P [n, R, R] of each stack X [n, R, C]: P X is X with singular values near 1.
 
     Stacks of one R are iterated together, for fewer kernels, since only X X^T is iterated on.
     """
-    squares = [x @ x.mT for x in stacks]
-    factors = list(squares)
-    for places in places_of([len(square[0]) for square in squares]).values():
-        together = iterated(torch.cat([squares[place] for place in places]))
-        parts = together.split([len(squares[place]) for place in places])
-        for place, part in zip(places, parts, strict=True):
-            factors[place] = part
+    factors = [x @ x.mT for x in stacks]  # each is replaced below
+    for places in places_of([x.shape[1] for x in stacks]).values():
+        squares = torch.cat([factors[place] for place in places])
+        counts = [len(stacks[place]) for place in places]
+        for place, factor in zip(places, factors_of(squares).split(counts), strict=True):
+            factors[place] = factor
     return factors
 
 
-def iterated(squares: Tensor) -> Tensor:
+def factors_of(squares: Tensor) -> Tensor:
     """Return factors P [B, R, R] from X X^T [B, R, R]: P X is X with singular values near 1.
 
     They are about 0.7 to 1.2; values far below the largest stay smaller.
@@ -176,16 +177,19 @@ def iterated(squares: Tensor) -> Tensor:
     inverse = (norm + 1e-7).reciprocal()[:, None, None]
     s = squares * inverse.square()
 
-    # F = a + b S + c S S is symmetric. From X to F X, P becomes F P, and S becomes F S F.
-    a, b, c = COEFFICIENTS
-    product = s  # replaced in the first step
-    for step in range(STEPS):
-        factor = torch.baddbmm(s, s, s, beta=b, alpha=c)
-        factor.diagonal(dim1=-2, dim2=-1).add_(a)
-        if step == 0:
-            product = factor
-        else:
-            product = factor @ product
-        if step < STEPS - 1:
-            s = factor @ s @ factor
+    # From X to F X, with the symmetric F = a + b S + c S S, P becomes F P, and S becomes F S F.
+    factor = polynomial(s)
+    product = factor
+    for _ in range(STEPS - 1):
+        s = factor @ s @ factor
+        factor = polynomial(s)
+        product = factor @ product
     return product * inverse
+
+
+def polynomial(s: Tensor) -> Tensor:
+    """Return a + b S + c S S of matrices S [B, R, R]."""
+    a, b, c = COEFFICIENTS
+    value = torch.baddbmm(s, s, s, beta=b, alpha=c)
+    value.diagonal(dim1=-2, dim2=-1).add_(a)
+    return value

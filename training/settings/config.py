@@ -216,6 +216,11 @@ class TrainConfig:
         return 0 if self.nosave else self.save_minutes
 
     @property
+    def one_shape(self) -> bool:
+        """Whether all training batches have images of one shape."""
+        return not (self.rect or self.multi_scale)
+
+    @property
     def validate_every(self) -> int:
         """Validate every so many epochs; 0: only the last one."""
         return 0 if self.noval else self.val_period
