@@ -39,7 +39,7 @@ CORRECTNESS = (
     Stage("two-processes", "DDP over gloo on one device", processes.compare_processes, 75),
     Stage("losses", "float64 losses against the CPU", against_cpu.compare_losses, 45),
     Stage("nms", "NMS against the CPU", against_cpu.compare_nms, 30),
-    cuda_check("data-parallel", "precision of DataParallel", modes.check_data_parallel, 30),
+    cuda_check("data-parallel", "precision of DataParallel", modes.check_data_parallel, 60),
     Stage("resume", "killed and resumed", resuming.kill_and_resume, 150, 30, after=DATA),
     cuda_check("graphs", "CUDA graphs, accumulation", modes.check_graphs, 150, 40, after=DATA),
 )
@@ -56,7 +56,7 @@ TRAININGS = (
 
 SPEED = (
     timed("steps-64", "eager steps at batch 64", speed.time_first_batch, 70, 15),
-    timed("steps-16", "eager steps at batch 16", speed.time_second_batch, 50, 15),
+    timed("steps-16", "eager steps at batch 16", speed.time_second_batch, 80, 15),
     timed("loader", "the training loader", speed.time_loader, 60, 20, after=DATA),
     timed("autobatch", "--batch-size -1", trainings.find_batch_size, 90, 20, after=DATA),
     timed("profile", "parts of a step", speed.profile_parts, 30),
