@@ -256,6 +256,10 @@ def _run_forked(
     for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
         del os.environ[name]
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
+
+    # DataLoader workers start as the user's do. By a fork server of their own, which this process
+    # inherits as the default, each would import for seconds.
+    multiprocessing.set_start_method(None, force=True)
     time.sleep(late)
     _run(script, arguments)
 
