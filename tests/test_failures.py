@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,14 +23,12 @@ import torch.distributed as dist
 import train
 from data import splits
 from tests.support.launching import (
-    MARK,
     ROOT,
-    TORCHRUN,
     Job,
     Rank,
     forked,
+    forked_launcher,
     free_port,
-    launched,
     rank_environment,
     running_pids,
     small_run_flags,
@@ -51,7 +48,7 @@ pytestmark = [
 
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")  # train.py with a fault
 MAX_END_S = 30.0  # seconds within which a job must end, as the README says
-TORCHRUN_TWO = [*TORCHRUN, "--nproc_per_node", "2"]
+TWO_PROCESSES = ["--nproc_per_node", "2"]
 
 # ---------------------------------------------------------------------- faults
 
@@ -103,7 +100,7 @@ def rank_0_is_killed() -> None:
 
 
 def rank_1_is_killed_while_rank_0_computes() -> None:
-    in_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: time.sleep(5))
+    in_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: time.sleep(2))
 
 
 def rank_1_is_terminated() -> None:
@@ -276,18 +273,16 @@ def error_lines(text: str) -> list[str]:
 
 
 def test_torchrun_job_ends_when_rank_runs_out_of_memory(flags, stamp, tmp_path):
-    with launched(
-        [*TORCHRUN_TWO, SCRIPT, *flags], tmp_path, **fault("rank_1_runs_out_of_memory")
-    ) as job:
+    words = [*TWO_PROCESSES, SCRIPT, *flags]
+    with forked_launcher(words, tmp_path, **fault("rank_1_runs_out_of_memory")) as job:
         assert end_after(job, stamp) == 1
         assert len(error_lines(job.err)) == 1, job.err
         assert "can't allocate memory" in error_lines(job.err)[0]
 
 
 def test_torchrun_job_ends_on_ctrl_c(flags, tmp_path):
-    with launched(
-        [*TORCHRUN_TWO, SCRIPT, *flags, "--workers", "2"], tmp_path, **fault("many_cores")
-    ) as job:
+    words = [*TWO_PROCESSES, SCRIPT, *flags, "--workers", "2"]
+    with forked_launcher(words, tmp_path, **fault("many_cores")) as job:
         wait_until(
             lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
         )
@@ -302,15 +297,17 @@ def test_torchrun_job_ends_on_ctrl_c(flags, tmp_path):
 
 @dataclass
 class Spawned:
-    """`train.py --spawn`, forked, and all processes that it has started."""
+    """`train.py --spawn`, forked as all processes that it starts."""
 
     parent: Rank
-    mark: str
+
+    def running_pids(self) -> list[int]:
+        return running_pids(self.parent.folder)
 
     def end(self, seconds: float) -> int:
         """Its exit code, after all its processes have ended."""
         wait_until(
-            lambda: self.parent.process.exitcode is not None and not running_pids(self.mark),
+            lambda: self.parent.process.exitcode is not None and not self.running_pids(),
             seconds,
             "the end of all",
         )
@@ -320,21 +317,19 @@ class Spawned:
 @pytest.fixture
 def spawned(flags: list[str], tmp_path: Path) -> Iterator[Callable[..., Spawned]]:
     """spawned(fault, *flags) starts one."""
-    mark = uuid.uuid4().hex
     with ExitStack() as stack:
 
         def start(name: str, *more: str) -> Spawned:
             variables = {
-                MARK: mark,
                 "PYTHONWARNINGS": "ignore",
                 "KESTREL_STAMP": str(tmp_path / "stamp"),
                 **fault(name),
             }
             parents = stack.enter_context(forked([variables], [*flags, *more], tmp_path / "io"))
-            return Spawned(parents[0], mark)
+            return Spawned(parents[0])
 
         yield start
-    for pid in running_pids(mark):
+    for pid in running_pids(tmp_path / "io"):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -363,7 +358,7 @@ def test_spawned_job_ends_on_ctrl_c(spawned, tmp_path):
     wait_until(
         lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
     )
-    assert len(running_pids(job.mark)) >= 2 + 2 * 2  # ranks, their DataLoader workers
+    assert len(job.running_pids()) >= 2 + 2 * 2  # ranks, their DataLoader workers
     os.kill(job.parent.process.pid, signal.SIGINT)
     assert job.end(MAX_END_S) == 130
     assert error_lines(job.parent.err) == ["interrupted"]
@@ -377,7 +372,7 @@ def test_processes_end_when_launcher_is_killed(spawned, tmp_path):
     wait_until(
         lambda: (tmp_path / "exp" / "weights" / "last.pt").exists(), 120, "the first checkpoint"
     )
-    assert len(running_pids(job.mark)) >= 1 + 2
+    assert len(job.running_pids()) >= 1 + 2
     job.parent.process.kill()
     job.end(MAX_END_S)
 
@@ -508,10 +503,10 @@ def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
     variables = fault("rank_1_is_killed_before_it_reads") | {"KESTREL_STAMP": str(stamp)}
     port = free_port()
     environments = [rank_environment(rank, 4, port) | variables for rank in range(4)]
-    with forked(environments, [*flags, "--dist-timeout", "10"], tmp_path / "io") as ranks:
+    with forked(environments, [*flags, "--dist-timeout", "5"], tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1, -signal.SIGKILL, 1, 1]
         assert error_lines(ranks[0].err) == [
-            "error: rank 1 gave no sign of life for 10 s (--dist-timeout)"
+            "error: rank 1 gave no sign of life for 5 s (--dist-timeout)"
         ]
         assert [error_lines(rank.err) for rank in ranks[1:]] == [[], [], []]
     assert time.time() - stamp.stat().st_mtime < MAX_END_S
@@ -519,14 +514,11 @@ def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
 
 @pytest.mark.parametrize(("size", "when"), [(1, "validation"), (2, "training")])
 def test_job_ends_when_dataloader_worker_is_killed(flags, tiny_model, stamp, tmp_path, size, when):
-    port, variables = (
-        free_port(),
-        fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)},
-    )
+    port = free_port()
+    variables = fault(f"rank_0_worker_dies_in_{when}") | {"KESTREL_STAMP": str(stamp)}
     environments = [rank_environment(rank, size, port) | variables for rank in range(size)]
-    with forked(
-        environments, [*flags, "--cfg", tiny_model, "--workers", "2"], tmp_path / "io"
-    ) as ranks:
+    words = [*flags, "--cfg", tiny_model, "--workers", "2"]
+    with forked(environments, words, tmp_path / "io") as ranks:
         assert [rank.end(60) for rank in ranks] == [1] * size
         reason = "error: a DataLoader worker died, probably out of memory: use fewer --workers"
         last = tmp_path / "exp" / "weights" / "last.pt"
@@ -704,7 +696,7 @@ def test_processes_starting_seconds_apart_print_one_error_line(flags, tmp_path):
         jobs = []
         for number, name in enumerate(["unknown flag", "batch", "no such device"]):
             environments, more, sentence = REFUSALS[name]
-            late = {number % 2: 3.0}
+            late = {number % 2: 1.5}
             folder = tmp_path / str(number)
             processes = [environment | patient for environment in environments]
             ranks = stack.enter_context(forked(processes, [*flags, *more], folder, delays=late))
@@ -718,7 +710,8 @@ def test_processes_starting_seconds_apart_print_one_error_line(flags, tmp_path):
 def test_torchrun_job_reports_unknown_flag_in_one_line(tmp_path):
     """Each process writes into its own files; one starts seconds after the other."""
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
-    with launched([*TORCHRUN_TWO, *logs, SCRIPT, "--bogus"], tmp_path, KESTREL_LATE="1") as job:
+    words = [*TWO_PROCESSES, *logs, SCRIPT, "--bogus"]
+    with forked_launcher(words, tmp_path, KESTREL_LATE="1") as job:
         assert job.end(60) == 1
         assert exit_codes(job) == [2, 2]
     errors = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}

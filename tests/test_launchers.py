@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.launching import (
     ROOT,
     TORCHRUN,
     forked,
+    forked_launcher,
     free_port,
     launched,
     rank_environment,
@@ -59,17 +59,13 @@ def flags(tiny_data: Path, micro_model: str, tmp_path: Path) -> list[str]:
     return small_run_flags(tiny_data, micro_model, tmp_path, *EXACT, "--dist-timeout", "30")
 
 
-def run_launcher(command: Sequence[str], folder: Path, **variables: str) -> str:
-    """The output of a launch, which must succeed."""
-    with launched(command, folder / "io", **variables) as job:
-        assert job.end(120) == 0, job.err
-        return job.out
-
-
 def test_torchrun_results_match_single_process(single_process_run, flags, tmp_path):
-    output = run_launcher([*TORCHRUN, *TWO_PROCESSES, TRAIN, *flags], tmp_path)
-    assert output.count("batch 4 (2 in each of 2 processes)") == 1  # only rank 0 prints
-    assert output.count("see ") == 1
+    """The command line itself, with processes that are not forked."""
+    command = [*TORCHRUN, *TWO_PROCESSES, TRAIN, *flags]
+    with launched(command, tmp_path / "io") as job:
+        assert job.end(120) == 0, job.err
+    assert job.out.count("batch 4 (2 in each of 2 processes)") == 1  # only rank 0 prints
+    assert job.out.count("see ") == 1
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
@@ -77,29 +73,30 @@ def test_torchrun_results_match_single_process(single_process_run, flags, tmp_pa
 def test_torch_distributed_launch_results_match_single_process(
     single_process_run, flags, tmp_path, form
 ):
-    pytest.importorskip("torch.distributed.launch", reason="this torch does not have it")
-    older = [sys.executable, "-m", "torch.distributed.launch"]
-    run_launcher(
-        [*older, *form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags], tmp_path
-    )
+    module = "torch.distributed.launch"
+    pytest.importorskip(module, reason="this torch does not have it")
+    words = [*form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags]
+    with forked_launcher(words, tmp_path / "io", module=module) as job:
+        assert job.end(120) == 0, job.err
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
-def run_forked_script(script: str, flags: list[str], folder: Path) -> str:
+def run_forked_script(
+    script: str, flags: list[str], folder: Path, *, real_workers: bool = False
+) -> str:
     """The output of a script, forked here, that starts processes itself and must succeed."""
-    with forked([{"PYTHONWARNINGS": "ignore"}], flags, folder / "io", script=script) as (rank,):
+    environments = [{"PYTHONWARNINGS": "ignore"}]
+    with forked(environments, flags, folder / "io", script=script, real_workers=real_workers) as (
+        rank,
+    ):
         assert rank.end(120) == 0, rank.err
         assert rank.err == ""
         return rank.out
 
 
 def test_spawn_results_match_single_process(single_process_run, flags, tmp_path):
-    assert (
-        run_forked_script("train", [*flags, "--spawn", "2"], tmp_path).count(
-            "in each of 2 processes"
-        )
-        == 1
-    )
+    output = run_forked_script("train", [*flags, "--spawn", "2"], tmp_path, real_workers=True)
+    assert output.count("in each of 2 processes") == 1
     assert_same_training(tmp_path / "exp", single_process_run)
 
 

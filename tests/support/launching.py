@@ -2,7 +2,7 @@
 imports done.
 
 As a script it is train.py with a fault: KESTREL_FAULT=MODULE:FUNCTION is called before the
-training, KESTREL_LATE is the rank that starts three seconds late, KESTREL_LINGER is how many
+training, KESTREL_LATE is the rank that starts 1.5 seconds late, KESTREL_LINGER is how many
 seconds a process takes to exit.
 """
 
@@ -14,18 +14,17 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[2]
-MARK = "KESTREL_TEST_MARK"  # environment variable that all processes of a launch inherit
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-PRELOADED = ["train", "val", "pytest", "tests.support.processes"]
+PRELOADED = ["train", "val", "pytest", "tests.support.processes", "torch.distributed.run"]
 LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -80,19 +79,16 @@ def unshare_command(*namespaces: str) -> list[str]:
 # ---------------------------------------------------------------------- as users start them
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-
-
-def running_pids(mark: str) -> list[int]:
-    """The process ids of all processes with this mark, DataLoader workers included."""
-    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return [pid for pid in numbers if environment_of(pid).get(MARK) == mark]
+def running_pids(folder: Path) -> list[int]:
+    """The process ids of all processes that work in this folder, or below it: those of a job,
+    DataLoader workers included.
+    """
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if Path(os.readlink(entry / "cwd")).is_relative_to(folder.resolve()):
+                found.append(int(entry.name))
+    return found
 
 
 class ProcessOutput:
@@ -113,12 +109,11 @@ class ProcessOutput:
 class Job(ProcessOutput):
     """A launcher and all processes that it started."""
 
-    process: subprocess.Popen[bytes]
-    mark: str
+    process: "subprocess.Popen[bytes] | ForkedProcess"
     folder: Path
 
     def running_pids(self) -> list[int]:
-        return running_pids(self.mark)
+        return running_pids(self.folder)
 
     def end(self, seconds: float) -> int:
         """Wait until all processes have ended; returns the launcher's exit code. Raises
@@ -137,13 +132,12 @@ def launched(command: Sequence[str], folder: Path, **variables: str) -> Iterator
     """Run a job in the background; at the end of the block it is killed if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-    mark = uuid.uuid4().hex
-    own = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", MARK: mark, **variables}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **variables}
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
         process = subprocess.Popen(
             command, env=inherited | own, stdout=out, stderr=err, cwd=folder, start_new_session=True
         )
-    job = Job(process, mark, folder)
+    job = Job(process, folder)
     try:
         yield job
     finally:
@@ -195,10 +189,12 @@ def forked(
     *,
     script: str = "train",
     delays: Mapping[int, float] | None = None,
+    real_workers: bool = False,
 ) -> Iterator[list[Rank]]:
     """Fork one process per environment; at the end of the block they are killed if they still run.
 
-    delays: by index in `environments`, how many seconds the process starts late.
+    delays: by index in `environments`, how many seconds the process starts late. real_workers: the
+    processes that --spawn starts are not forked.
     """
     context = fork_server()
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +204,8 @@ def forked(
         own.mkdir(exist_ok=True)
         late = (delays or {}).get(number, 0)
         process = context.Process(
-            target=_run_forked, args=(script, dict(environment), list(arguments), own, late)
+            target=_run_forked,
+            args=(script, dict(environment), list(arguments), own, late, real_workers),
         )
         ranks.append(Rank(process, environment, own))
     try:
@@ -243,9 +240,23 @@ def fork_server() -> Any:
 
 
 def _run_forked(
-    script: str, environment: Mapping[str, str], arguments: list[str], folder: Path, late: float
+    script: str,
+    environment: Mapping[str, str],
+    arguments: list[str],
+    folder: Path,
+    late: float,
+    real_workers: bool,
 ) -> None:
-    """Redirect output, set the environment, and run the script in a forked process."""
+    """Run the script in a forked process."""
+    _prepare_forked(environment, folder)
+    if not real_workers:
+        fork_workers()
+    time.sleep(late)
+    _run(script, arguments)
+
+
+def _prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
+    """Redirect the output of a forked process and set its environment and working directory."""
     assert sys.modules.keys() >= {*PRELOADED}, (
         "the fork server skips a module that it cannot import"
     )
@@ -260,8 +271,6 @@ def _run_forked(
     # DataLoader workers start as the user's do. By a fork server of their own, which this process
     # inherits as the default, each would import for seconds.
     multiprocessing.set_start_method(None, force=True)
-    time.sleep(late)
-    _run(script, arguments)
 
 
 def _run(script: str, arguments: list[str] | None = None) -> None:
@@ -282,7 +291,154 @@ def _run(script: str, arguments: list[str] | None = None) -> None:
     run_and_exit(lambda: module.run_script(arguments))
 
 
+def _start_late() -> None:
+    time.sleep(1.5 if os.environ.get("RANK") == os.environ.get("KESTREL_LATE", "none") else 0)
+
+
+# ---------------------------------------------------------------------- torch's launcher, forked
+
+
+@dataclass
+class ForkedProcess:
+    """A forked launcher, with the methods of subprocess.Popen."""
+
+    process: multiprocessing.Process
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+@contextmanager
+def forked_launcher(
+    words: Sequence[str],
+    folder: Path,
+    *,
+    module: str = "torch.distributed.run",
+    **variables: str,
+) -> Iterator[Job]:
+    """As `launched` with the command line `python -m module words`, but the launcher is forked, and
+    the processes that it starts are too: none of them imports anything.
+
+    The script in `words` is train.py, val.py or this file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {"PYTHONWARNINGS": "ignore", **variables}
+    process = fork_server().Process(
+        target=_run_forked_launcher, args=(module, environment, list(words), folder)
+    )
+    process.start()
+    job = Job(ForkedProcess(process), folder)
+    try:
+        yield job
+    finally:
+        process.kill()
+        process.join()
+        for pid in job.running_pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _run_forked_launcher(
+    module: str, environment: Mapping[str, str], words: list[str], folder: Path
+) -> None:
+    os.setsid()
+    _prepare_forked(environment, folder)
+    fork_workers()
+    importlib.import_module(module).main(words)
+
+
+def fork_workers() -> None:
+    """Let torch's launcher fork its processes from this one, instead of starting Python anew."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = lambda handler, command, environment: ForkedWorker(
+        command, environment, handler._stdout, handler._stderr
+    )
+
+
+class ForkedWorker:
+    """A process of torch's launcher, with the methods of subprocess.Popen that the launcher uses.
+
+    As there it has a session of its own, no open files but the standard streams, and the default
+    handlers of all signals.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: TextIO | None,
+        stderr: TextIO | None,
+    ) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_worker(command, environment, stdout, stderr)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the script", timeout)
+            time.sleep(0.02)
+        return self.returncode or 0
+
+
+def _run_worker(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: TextIO | None,
+    stderr: TextIO | None,
+) -> NoReturn:
+    """Run `python -u SCRIPT ARGUMENTS...` in a process that was forked for it, and end it."""
+    code = 1
+    try:
+        os.setsid()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        for number, stream in ((1, stdout), (2, stderr)):
+            if stream:
+                os.dup2(stream.fileno(), number)
+        tracker = resource_tracker.getfd()  # of semaphores, also of other processes
+        os.closerange(3, tracker)
+        os.closerange(tracker + 1, os.sysconf("SC_OPEN_MAX"))
+
+        os.environ.clear()
+        os.environ.update(environment)
+        _start_late()
+        script, *words = command[command.index("-u") + 1 :]
+        _run("val" if Path(script).name == "val.py" else "train", words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    time.sleep(3 if os.environ.get("RANK") == os.environ.get("KESTREL_LATE", "none") else 0)
+    _start_late()
     sys.path.insert(0, str(ROOT))
     _run("train")
