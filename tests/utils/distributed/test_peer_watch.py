@@ -1,5 +1,7 @@
 """PeerWatch: ends a process that is stuck while another one fails, dies or stops answering.
-Processes are threads.
+
+Processes are threads. They ask the store five times as often as the product does, and all times of
+the tests are multiples of that: PeerWatch counts its questions and reads no clock.
 """
 
 import threading
@@ -10,9 +12,23 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.support.launching import wait_until
 from tests.support.stores import connect_store, start_store
+from utils.distributed import peer_watch
 from utils.distributed.peer_watch import PeerWatch
 from utils.distributed.rendezvous import FAILED, PeerFailedError, Rendezvous
+
+
+PRODUCT_ASK_S = peer_watch.ASK_S
+ASK_S = 0.1  # between two questions to the store
+TIMEOUT_S = 4 * ASK_S
+GRACE_S = 2 * ASK_S
+SILENCE_S = TIMEOUT_S + GRACE_S  # after which a process counts as dead
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_watch, "ASK_S", ASK_S)
 
 
 class ExitRecorder:
@@ -46,7 +62,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         return connect_store(host)
 
     def one(
-        rank: int, size: int = 2, grace_s: float = 0.5, timeout_s: float = 600
+        rank: int, size: int = 2, grace_s: float = GRACE_S, timeout_s: float = 600
     ) -> tuple[Rendezvous, ExitRecorder, PeerWatch]:
         ended = ExitRecorder()
         watches.append(PeerWatch(Rendezvous(connect(), 1, rank, size), grace_s, ended, timeout_s))
@@ -62,31 +78,32 @@ def test_failure_of_peer_ends_process_after_grace_period(start):
     first.claim_failure(3)
     assert ended.called.wait(5)
     assert ended.codes == [3]
-    assert ended.after >= 0.5  # the grace period
+    assert ended.after >= GRACE_S
 
 
 def test_stopped_in_grace_period_does_not_end_process(start):
-    (first, _, _), (_, ended, watch) = start(0), start(1, grace_s=1)
+    (first, _, _), (_, ended, watch) = start(0), start(1, grace_s=10 * ASK_S)
     first.claim_failure(3)
-    time.sleep(0.8)  # noticed, within the grace period
+    wait_until(lambda: watch.code == 3, 5, "the failure is noticed")
+    time.sleep(2 * ASK_S)  # within the grace period
     watch.stop()
-    assert not ended.called.wait(1.2)
+    assert not ended.called.wait(10 * ASK_S)
 
 
 def test_does_nothing_without_failure(start):
     (first, _, _), (_, ended, watch) = start(0), start(1, grace_s=0)
-    assert not ended.called.wait(1.2)
+    assert not ended.called.wait(4 * ASK_S)
     watch.stop()
     first.claim_failure(1)
-    assert not ended.called.wait(0.8)
+    assert not ended.called.wait(4 * ASK_S)
 
 
 def test_closed_store_ends_process(capsys):
     host = start_store()
     client = connect_store(host)
     ended = ExitRecorder()
-    watch = PeerWatch(Rendezvous(client, 1, 1, 2), 0.2, ended)
-    time.sleep(0.7)
+    watch = PeerWatch(Rendezvous(client, 1, 1, 2), GRACE_S, ended)
+    time.sleep(4 * ASK_S)
     assert not ended.codes
     del host
     assert ended.called.wait(5)
@@ -101,13 +118,13 @@ def test_closed_store_ends_process(capsys):
 # ---------------------------------------------------------------------- heartbeats
 
 
-@pytest.mark.parametrize(("silent", "size"), [(1, 2), (0, 2), (2, 3)])
+@pytest.mark.parametrize(("silent", "size"), [(0, 2), (2, 3)])
 def test_process_that_died_ends_all_others(start, capsys, silent, size):
     """A process that was killed claims no failure: its heartbeat stops, here that of the watch of
     rank `silent`.
     """
-    started = [start(rank, size, grace_s=0.5, timeout_s=1) for rank in range(size)]
-    time.sleep(2.5)
+    started = [start(rank, size, timeout_s=TIMEOUT_S) for rank in range(size)]
+    time.sleep(2 * SILENCE_S)
     assert not any(ended.codes for _, ended, _ in started)
     started[silent][2].stop()
     others = [process for rank, process in enumerate(started) if rank != silent]
@@ -117,31 +134,35 @@ def test_process_that_died_ends_all_others(start, capsys, silent, size):
         assert ended.called.wait(5)
         assert ended.codes == [1]
     assert capsys.readouterr().err == (
-        f"error: rank {silent} gave no sign of life for 1 s (--dist-timeout)\n"
+        f"error: rank {silent} gave no sign of life for {TIMEOUT_S:g} s (--dist-timeout)\n"
     )
 
 
 def test_process_that_never_wrote_a_heartbeat_is_reported(start, capsys):
-    _, ended, _ = start(0, timeout_s=1)
+    _, ended, _ = start(0, timeout_s=TIMEOUT_S)
     assert ended.called.wait(6)
-    assert capsys.readouterr().err.startswith("error: rank 1 gave no sign of life for 1 s")
+    message = f"error: rank 1 gave no sign of life for {TIMEOUT_S:g} s"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_process_that_ended_in_order_is_not_reported(start, capsys):
-    (first, ended, _), (second, _, watch) = start(0, timeout_s=1), start(1, timeout_s=1)
+    first, ended, _ = start(0, timeout_s=TIMEOUT_S)
+    second, _, watch = start(1, timeout_s=TIMEOUT_S)
     second.wait_for_all_to_end(0)
     watch.stop()
-    assert not ended.called.wait(4)
+    assert not ended.called.wait(2 * SILENCE_S + GRACE_S)
     assert not first.store.check([FAILED])
     assert capsys.readouterr().err == ""
 
 
-def test_heartbeats_are_seldom_written_to_the_store(start):
+def test_heartbeats_are_seldom_written_to_the_store(monkeypatch):
     """A store may be a file that grows with each write: a heartbeat every 30 s with the default of
     --dist-timeout.
     """
+    monkeypatch.setattr(peer_watch, "ASK_S", PRODUCT_ASK_S)
     written: list[str] = []
-    _, _, watch = start(0, grace_s=10)
+    host = start_store()
+    watch = PeerWatch(Rendezvous(connect_store(host), 1, 0, 2), 10, ExitRecorder(), 600)
     watch.stop()
 
     class CountingStore:
@@ -152,6 +173,6 @@ def test_heartbeats_are_seldom_written_to_the_store(start):
             written.append(value)
 
     watch.rendezvous = Rendezvous(CountingStore(), 1, 0, 2)  # type: ignore[arg-type]
-    for question in range(600):  # 300 s, one every 0.5 s
+    for question in range(round(300 / PRODUCT_ASK_S)):
         watch._exchange_heartbeats(question)
     assert written == [str(60 * number) for number in range(10)]
