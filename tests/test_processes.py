@@ -9,8 +9,7 @@ each step (benchmarks/equivalence.py).
 import copy
 import json
 import math
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ import pytest
 import torch
 
 import train
-import val
 from models import LossGains, build_loss
 from models.weights.kestrel import load_detector
-from tests.support.launching import LAUNCHER_VARIABLES, TORCHRUN
 from tests.support.processes import (
     FAULTS,
     SINGLE_PROCESS,
@@ -32,6 +29,8 @@ from tests.support.processes import (
     evaluates,
     images_of_one_step,
     launch,
+    launching,
+    validates,
     write_hyp,
 )
 from tests.support.run_differences import (
@@ -45,25 +44,25 @@ from utils.distributed.world import World
 
 Results = dict[str, list[Any]]  # by name of the job: one result per process
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
-SHORT = "--epochs 2 --batch 6 --sync-bn --amp fp64 --noplots --nosave --noval"
+SHORT = "--epochs 2 --batch 4 --sync-bn --amp fp64 --noplots --nosave --noval"
 RUNS = {
-    # 12 images: every other epoch starts with the images left over from the epoch before it.
-    "fp64": "--epochs 20 --batch 8 --sync-bn --amp fp64 --noplots --nosave",
-    "fp32": "--epochs 20 --batch 8 --sync-bn --amp fp32 --noplots --nosave",
+    # 6 images: every other epoch starts with the images left over from the epoch before it.
+    "fp64": "--epochs 20 --batch 4 --sync-bn --amp fp64 --noplots --nosave --data FEW",
+    "fp32": "--epochs 20 --batch 4 --sync-bn --amp fp32 --noplots --nosave --noval --data FEW",
     "accumulated": SHORT,
     "Muon": SHORT + " --optimizer Muon",
     "rect and image weights": SHORT.replace(" --noval", "") + " --rect --image-weights",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
-    "a step to each batch": SHORT.replace("--batch 6", "--batch 44") + " --data MANY",
+    "a step to each batch": SHORT.replace("--batch 4", "--batch 44") + " --data MANY",
     "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")
-    + " --tile 40 --tile-overlap 0.3",
-    "the largest batch": SHORT.replace("--batch 6", "--batch -1"),
+    + " --tile 40 --tile-overlap 0.3 --data FEW",
+    "the largest batch": SHORT.replace("--batch 4", "--batch -1"),
 }
+COUNTS = {"FEW": 6, "MANY": 45}  # the images of data sets
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
     "rank-local normalization": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
@@ -108,11 +107,11 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
     train.main(train.parse_args([*shared, *learning.split(), *paths.split()])[0], SINGLE_PROCESS)
-    many = str(draw_data(folder / "many", 45))
+    sets = {name: str(draw_data(folder / name, count)) for name, count in COUNTS.items()}
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
     start = f"--hyp {folder}/tune.yaml --weights {folder}/start/weights/last.pt"
-    return lambda own: [*shared, *own.replace("MANY", many).split(), *start.split()]
+    return lambda own: [*shared, *(sets.get(word, word) for word in own.split()), *start.split()]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +136,32 @@ def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Plain
 
 
 @pytest.fixture(scope="module")
+def validation(folder: Path, yaml: str, flags: Callable[[str], list[str]]) -> list[str]:
+    """The flags of val.py."""
+    words = "--img 64 --batch 2 --workers 0 --device cpu"
+    paths = ["--data", yaml, "--cache-dir", f"{folder}/cache"]
+    return [*words.split(), *paths, *flags("")[-2:]]  # --weights and the file
+
+
+@pytest.fixture(scope="module")
+def slow(folder: Path, flags: Callable[[str], list[str]]) -> Iterator[Callable[[], Results]]:
+    """slow() waits for a run whose rank 0 is slow to write. It starts first: it mostly sleeps."""
+    work = {
+        "work": "trains",
+        "flags": flags("--epochs 1 --batch 12 --nosave"),
+        "fault": "slow writer",
+    }
+    with launching(folder / "slow", 2, {"slow": work}, dist_timeout=SLOW_S - 1) as finish:
+        yield finish
+
+
+@pytest.fixture(scope="module")
 def two(
-    folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]
+    slow: object,
+    folder: Path,
+    flags: Callable[[str], list[str]],
+    evaluations: dict[str, PlainDict],
+    validation: list[str],
 ) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
     works |= {name: {"work": "trains", "flags": flags(own)} for name, own in RUNS.items()}
@@ -153,6 +176,7 @@ def two(
         "work": "trains",
         "flags": [*resume, "--cache-dir", f"{folder}/cache"],
     }
+    works["val"] = {"work": "validates", "flags": validation}
     works["own norms"] = {"work": "averages", "flags": flags("--epochs 1 --batch 6 --noplots")}
     return launch(folder / "2", 2, works | {"accumulation": {"work": "accumulates"}})
 
@@ -178,17 +202,17 @@ def four(
     folder: Path, flags: Callable[[str], list[str]], evaluations: dict[str, PlainDict]
 ) -> Results:
     works = {name: {"work": "evaluates", **given} for name, given in evaluations.items()}
-    works["fp64"] = {"work": "trains", "flags": flags(RUNS["fp64"])}
+    works["accumulated"] = {"work": "trains", "flags": flags(RUNS["accumulated"])}
     return launch(folder / "4", 4, works)
 
 
 # ---------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize(("size", "precision"), [(2, "fp64"), (2, "fp32"), (4, "fp64")])
-def test_weights_after_20_steps_match_single_process(request, folder, alone, size, precision):
-    request.getfixturevalue({2: "two", 4: "four"}[size])
-    found = state_differences(alone(precision), folder / str(size) / precision)
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_weights_after_20_steps_match_single_process(folder, alone, precision):
+    found = state_differences(alone(precision), folder / "2" / precision)
     assert last_checkpoint(alone(precision))["ema_updates"] == 20
     assert max(found["model"], found["ema"]) < TOLERANCE[precision], found
 
@@ -196,6 +220,12 @@ def test_weights_after_20_steps_match_single_process(request, folder, alone, siz
 @pytest.mark.parametrize("run", sorted(RUNS.keys() - {"fp64", "fp32"}))
 def test_two_processes_match_single_process_in_every_training_mode(folder, alone, two, run):
     found = state_differences(alone(run), folder / "2" / run)
+    assert max(found.values()) < TOLERANCE["fp64"], found
+
+
+def test_four_processes_match_single_process(folder, alone, four):
+    """With one image of each batch in each."""
+    found = state_differences(alone("accumulated"), folder / "4" / "accumulated")
     assert max(found.values()) < TOLERANCE["fp64"], found
 
 
@@ -303,16 +333,11 @@ def test_gradients_are_all_reduced_once_per_optimizer_step(two):
             assert difference(dict(enumerate(expected)), dict(enumerate(step))) < 1e-12
 
 
-def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, flags):
+def test_slow_writes_of_rank_0_do_not_time_out_other_ranks(folder, slow):
     """A rank that waited for rank 0 in a collective for longer than --dist-timeout would end the
     run.
     """
-    work = {
-        "work": "trains",
-        "flags": flags("--epochs 1 --batch 12 --nosave"),
-        "fault": "slow writer",
-    }
-    found = launch(folder / "slow", 2, {"slow": work}, dist_timeout=SLOW_S - 1)["slow"]
+    found = slow()["slow"]
     assert found[0] == found[1]
     assert (folder / "slow" / "slow" / "metrics.json").exists()
 
@@ -378,30 +403,11 @@ def test_image_evaluated_twice_changes_metrics(folder, evaluations, three):
         assert abs(result["numbers"]["AP"] - expected["numbers"]["AP"]) > 1e-3
 
 
-def test_val_under_torchrun_matches_single_process(folder, flags, yaml, monkeypatch):
-    for name in LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    words = (
-        f"--data {yaml} --img 64 --batch 2 --workers 0 --device cpu --cache-dir "
-        f"{folder}/cache --project {folder}/val"
-    )
-    arguments = [*flags("")[-2:], *words.split()]  # --weights and the file
-    val.main(val.parse_args([*arguments, "--name", "one"])[0], SINGLE_PROCESS)
-    command = [
-        *TORCHRUN,
-        "--nproc_per_node",
-        "2",
-        str(ROOT / "val.py"),
-        *arguments,
-        "--name",
-        "two",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=folder, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    one, two = ((folder / "val" / name / "metrics.json").read_text() for name in ("one", "two"))
-    assert one == two
+def test_val_in_two_processes_matches_single_process(folder, two, validation):
+    """val.py with the variables of a launch; test_launchers.py starts it with --spawn."""
+    validates(SINGLE_PROCESS, folder / "val", "one", flags=validation)
+    one = (folder / "val" / "one" / "metrics.json").read_text()
+    assert one == (folder / "2" / "val" / "metrics.json").read_text()
     assert json.loads(one)["AP50"] > 0.3
 
 

@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import data.loaders
 import train
+import val
 from data import build_evaluation_loader
 from data.augment.plan import Planner
 from data.dataset_yaml import read_data_yaml
@@ -91,6 +92,15 @@ def launch(
     """Run tasks in `size` processes; returns results by name and rank. works: name -> task of
     TASKS, its arguments.
     """
+    with launching(folder, size, works, **flags) as finish:
+        return finish(seconds)
+
+
+@contextlib.contextmanager
+def launching(
+    folder: Path, size: int, works: dict[str, PlainDict], **flags: Any
+) -> Iterator[Callable[..., dict[str, list]]]:
+    """Start what `launch` runs; finish(seconds) waits for it and returns the results."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = {
         "launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags},
@@ -101,13 +111,20 @@ def launch(
     with forked(
         environments, [str(folder / "plan.json")], folder, script="tests.support.processes"
     ) as ranks:
-        for rank in ranks:
-            code = rank.end(seconds)
-            assert code == 0, f"{rank.out[-2000:]}\n{rank.err[-4000:]}"
-    return {
-        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(size)]
-        for name in works
-    }
+
+        def finish(seconds: float = 600) -> dict[str, list]:
+            for rank in ranks:
+                code = rank.end(seconds)
+                assert code == 0, f"{rank.out[-2000:]}\n{rank.err[-4000:]}"
+            return {
+                name: [
+                    torch.load(folder / f"{name}.{rank}.pt", weights_only=True)
+                    for rank in range(size)
+                ]
+                for name in works
+            }
+
+        yield finish
 
 
 def run_script(arguments: Sequence[str]) -> None:
@@ -133,6 +150,14 @@ def trains(
     run_flags = ["--project", str(folder), "--name", name]
     with FAULTS[fault](world) if fault else nullcontext():
         return train.main(train.parse_args([*flags, *run_flags])[0], world).coco.stats
+
+
+def validates(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> PlainDict:
+    """Run val.py with the run folder folder/name, without its pictures."""
+    run_flags = ["--project", str(folder), "--name", name]
+    with mock.patch.object(val, "draw_results"):
+        val.main(val.parse_args([*flags, *run_flags])[0], world)
+    return {}
 
 
 def averages(world: World, folder: Path, name: str, *, flags: Sequence[str]) -> PlainDict:
@@ -432,6 +457,7 @@ TASKS: dict[str, Callable[..., PlainDict]] = {
     work.__name__: work
     for work in (
         trains,
+        validates,
         averages,
         evaluates,
         run_world_operations,

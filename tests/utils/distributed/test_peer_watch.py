@@ -18,7 +18,6 @@ from utils.distributed import peer_watch
 from utils.distributed.peer_watch import PeerWatch
 from utils.distributed.rendezvous import FAILED, PeerFailedError, Rendezvous
 
-
 PRODUCT_ASK_S = peer_watch.ASK_S
 ASK_S = 0.1  # between two questions to the store
 TIMEOUT_S = 4 * ASK_S
