@@ -252,7 +252,7 @@ def _run_forked(
     if not real_workers:
         fork_workers()
     time.sleep(late)
-    _run(script, arguments)
+    run(script, arguments)
 
 
 def _prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
@@ -273,7 +273,8 @@ def _prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
     multiprocessing.set_start_method(None, force=True)
 
 
-def _run(script: str, arguments: list[str] | None = None) -> None:
+def run(script: str, arguments: list[str] | None = None) -> None:
+    """Run train.py or another script in this process, with the fault in its environment."""
     import torch
 
     from utils.terminal import run_and_exit
@@ -429,7 +430,7 @@ def _run_worker(
         os.environ.update(environment)
         _start_late()
         script, *words = command[command.index("-u") + 1 :]
-        _run("val" if Path(script).name == "val.py" else "train", words)
+        run("val" if Path(script).name == "val.py" else "train", words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     except BaseException:
@@ -441,4 +442,4 @@ def _run_worker(
 if __name__ == "__main__":
     _start_late()
     sys.path.insert(0, str(ROOT))
-    _run("train")
+    run("train")

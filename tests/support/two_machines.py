@@ -20,6 +20,7 @@ has its own network. Exit codes: 0 success, 1 failure, 77 namespaces cannot be c
 import argparse
 import csv
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -36,7 +37,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.launching import LAUNCHER_VARIABLES
+from tests.support.launching import LAUNCHER_VARIABLES, run
 
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
@@ -246,9 +247,8 @@ class ScenarioSetup:
     folder: Path
 
     def __post_init__(self) -> None:
-        from tests.conftest import (
-            draw_tiny_data,
-        )  # imported here: takes seconds, and the outer script does not need it
+        # imported here: takes seconds, and the outer script does not need it
+        from tests.conftest import draw_tiny_data
 
         self.data = draw_tiny_data(self.folder / "data")
 
@@ -270,13 +270,18 @@ class ScenarioSetup:
                 machine.clear()
 
     def in_one_process(self, name: str, *flags: str) -> Machine:
-        """Train in one process and wait for the end; a second call with the same name does not
-        train again.
+        """Train in one process, forked from this one, and wait for the end; a second call with the
+        same name does not train again.
         """
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
-            machine.start(self.train(*flags), {})
-            machine.process.wait()
+            machine.folder.mkdir(parents=True)
+            words = self.train(*flags)[1:]
+            process = multiprocessing.get_context("fork").Process(
+                target=run_train, args=(words, machine.folder)
+            )
+            process.start()
+            process.join()
         return machine
 
     def pretrained_flags(self) -> list[str]:
@@ -289,6 +294,14 @@ class ScenarioSetup:
         before = self.in_one_process("before", *flags.split())
         weights = f"{before.folder}/runs/train/exp/weights/best.pt"
         return f"--weights {weights} --amp fp64 --epochs 3".split()
+
+
+def run_train(words: list[str], folder: Path) -> None:
+    """Run train.py in this process, in a folder, with its output there."""
+    os.chdir(folder)
+    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o644), number)
+    run("train", words)
 
 
 def seconds_until(condition: Callable[[], object], seconds: float) -> float:
