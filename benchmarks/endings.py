@@ -27,8 +27,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import file_report, table, versions
-from tests.conftest import draw_tiny_data
 from tests.support.launching import TORCHRUN, Job, launched, small_run_flags, wait_until
+from tests.support.tiny_data import draw_tiny_data
 from tests.test_failures import error_lines
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit

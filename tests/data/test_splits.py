@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data import open_dataset, splits
-from tests.conftest import NAMES, draw_tiny_data
+from tests.support.tiny_data import NAMES, draw_tiny_data
 from utils.distributed.world import World
 from utils.files.folders import new_run_folder
 

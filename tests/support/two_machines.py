@@ -19,6 +19,7 @@ has its own network. Exit codes: 0 success, 1 failure, 77 namespaces cannot be c
 
 import argparse
 import csv
+import importlib
 import math
 import multiprocessing
 import os
@@ -38,6 +39,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.launching import LAUNCHER_VARIABLES, run
+from tests.support.tiny_data import draw_tiny_data
 
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
@@ -247,9 +249,6 @@ class ScenarioSetup:
     folder: Path
 
     def __post_init__(self) -> None:
-        # imported here: takes seconds, and the outer script does not need it
-        from tests.conftest import draw_tiny_data
-
         self.data = draw_tiny_data(self.folder / "data")
 
     def train(self, *flags: str) -> list[str]:
@@ -276,6 +275,7 @@ class ScenarioSetup:
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
             machine.folder.mkdir(parents=True)
+            importlib.import_module("train")  # once, for all processes forked from here
             words = self.train(*flags)[1:]
             process = multiprocessing.get_context("fork").Process(
                 target=run_train, args=(words, machine.folder)
