@@ -79,6 +79,7 @@ def test_failure_of_peer_ends_process_silently(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("utils.distributed.session.exit_after_grace", lambda code: None)
+    monkeypatch.setattr("utils.distributed.session.SHUTDOWN_WAIT_S", 0.1)  # the peer has gone
     handler = signal.getsignal(signal.SIGTERM)
     try:
         end = session.fail(PeerFailedError(2))
