@@ -2,6 +2,7 @@
 fixed order.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,9 +42,12 @@ def micro_model() -> str:
 
 
 @pytest.fixture(scope="session")
-def exports(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+def exports(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Exports:
     """exports("onnx", "--nms") is the path of a file that export.py has written."""
-    return Exports(tmp_path_factory.mktemp("exports"), tiny_model)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the whole test run
+    return Exports(folder / "exports", micro_model)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,13 @@
 """A small checkpoint with detections, and its exported files, each written once per test run."""
 
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock  # which torch requires
 from torch import nn
 
 import export
@@ -11,13 +15,28 @@ from models import build_model
 from models.detector import Detector
 from models.export import FORMATS
 from models.heads.cells import OutputConv
+from models.table import read_table
 from utils.files import checkpoint_file
 
+MICRO = Path(__file__).parents[1] / "tables" / "micro.yaml"
 NAMES = ["disc", "square", "bar"]
 SIZE = 64  # pixels, also the stride of some models
 
+# Flags of export.py: tests that use the same ones share the files.
+FIXED = ("--batch", "2")
+WITH_NMS = ("--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
+DYNAMIC = ("--dynamic",)
 
-def lively_detector(table: str, seed: int = 0) -> Detector:
+
+def micro_table(head: str, *arguments: object) -> dict[str, Any]:
+    """The table of micro.yaml with another head, at its strides 16 and 32."""
+    table = read_table(MICRO)
+    del table["anchors"]
+    table["head"] = [[[3, 4], 1, head, list(arguments)]]
+    return table
+
+
+def lively_detector(table: str | Mapping[str, Any], seed: int = 0) -> Detector:
     """A detector with random weights whose boxes and scores vary with the image."""
     torch.manual_seed(seed)
     detector = build_model(table, len(NAMES))
@@ -42,20 +61,41 @@ def save_checkpoint(path: Path, detector: Detector, **entries: object) -> Path:
 class Exports:
     """exports("onnx", "--nms"): the file that export.py writes with these flags, from one
     checkpoint.
+
+    Written once, also where several processes use `folder`. ONNX and OpenVINO files, whose graph
+    torch traces for seconds, are written by one command.
     """
 
     def __init__(self, folder: Path, table: str) -> None:
         self.detector = lively_detector(table)
-        self._folder, self._written = folder, dict[tuple[str, ...], Path]()
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
 
     def __call__(self, name: str, *flags: str) -> Path:
-        key = (name, *flags)
         for package in FORMATS[name].packages:
             pytest.importorskip(package, reason="an optional package")
-        if key not in self._written:
-            folder = self._folder / str(len(self._written))
-            folder.mkdir()
-            weights = save_checkpoint(folder / "m.pt", self.detector)
-            export.run_script(["--weights", str(weights), "--include", name, *flags])
-            self._written[key] = folder / f"m{FORMATS[name].suffix}"
-        return self._written[key]
+        names = [name] if name == "torchscript" else installed("onnx", "openvino")
+        folder = self._folder / " ".join([*names, *flags])
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                self._write(folder, names, flags)
+        return folder / f"m{FORMATS[name].suffix}"
+
+    def _write(self, folder: Path, names: Sequence[str], flags: Sequence[str]) -> None:
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        unfinished.mkdir()
+        weights = save_checkpoint(unfinished / "m.pt", self.detector)
+        export.run_script(["--weights", str(weights), "--include", *names, *flags])
+        unfinished.rename(folder)
+
+
+def installed(*names: str, int8: bool = False) -> list[str]:
+    """Those of the formats whose packages are installed."""
+    found = []
+    for name in names:
+        needed = FORMATS[name].packages
+        if int8:
+            needed += FORMATS[name].int8_packages or ()
+        if all(map(find_spec, needed)):
+            found.append(name)
+    return found

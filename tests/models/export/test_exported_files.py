@@ -3,6 +3,7 @@ refused if damaged.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,14 +29,12 @@ from models.export.torchscript.read import read_entries
 from models.export.torchscript.write import METADATA, packed
 from models.loading import fixed_settings_note, load_backend
 from models.nms import non_max_suppression
-from tests.support.exporting import NAMES, SIZE
+from tests.support.exporting import DYNAMIC, FIXED, NAMES, SIZE, WITH_NMS, installed
 from tests.support.fuzzing import mutate, result_or_error
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 each_format = pytest.mark.parametrize("name", FORMATS)
-STATIC = ("--batch", "2")
-WITH_NMS = ("--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
 
 
 def pictures(count, height=SIZE, width=SIZE):
@@ -55,7 +54,7 @@ def assert_predicts_like_torch(backend, exports, images):
 @each_format
 @torch.inference_mode()
 def test_fixed_file_predicts_like_torch(name, exports):
-    loaded = load_backend(exports(name, *STATIC), CPU)
+    loaded = load_backend(exports(name, *FIXED), CPU)
     assert (loaded.names, loaded.image_size, loaded.data, loaded.single_class) == (
         tuple(NAMES),
         SIZE,
@@ -76,7 +75,7 @@ def test_fixed_file_predicts_like_torch(name, exports):
 @each_format
 @torch.inference_mode()
 def test_dynamic_file_predicts_like_torch_at_any_size(name, exports):
-    backend = load_backend(exports(name, "--dynamic"), CPU).backend
+    backend = load_backend(exports(name, *DYNAMIC), CPU).backend
     assert backend.canvas is None
     for count, height, width in ((1, 64, 64), (3, 32, 96), (2, 96, 32), (1, 32, 32)):
         assert_predicts_like_torch(backend, exports, pictures(count, height, width))
@@ -113,7 +112,7 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
 @pytest.mark.skipif(
     int(cv2.__version__.split(".")[0]) < 5, reason="OpenCV 4 has no NonMaxSuppression"
 )
-@pytest.mark.parametrize("flags", [STATIC, WITH_NMS])
+@pytest.mark.parametrize("flags", [FIXED, WITH_NMS])
 def test_onnx_file_runs_in_opencv(flags, exports):
     path, images = exports("onnx", *flags), pictures(2)
     model = load_backend(path, CPU).backend.model
@@ -129,7 +128,7 @@ def test_onnx_file_runs_in_opencv(flags, exports):
 @pytest.mark.parametrize("shares", [1, 3])
 @each_format
 def test_threads_share_a_backend(name, shares, exports):
-    backend = load_backend(exports(name, *STATIC), CPU, threads=shares).backend
+    backend = load_backend(exports(name, *FIXED), CPU, threads=shares).backend
     assert backend.threads == shares
     images = [pictures(2) * shade for shade in (0.2, 0.5, 1.0)]
     expected = [backend.predict(each) for each in images]
@@ -156,45 +155,57 @@ TWO_THREADS = """
 import os, sys, threading, torch
 from pathlib import Path
 from models.loading import load_backend
-sys.setswitchinterval(1e-6)  # a deadlock of the first calls needs threads that take turns at the wrong moment
-backend = load_backend(Path(sys.argv[1]), torch.device("cpu"), threads=2).backend
-start = threading.Barrier(2)
 
-def predict():
+def predict(backend, start):
     start.wait()
-    backend.predict(torch.zeros(2, 3, int(sys.argv[2]), int(sys.argv[2])))
+    backend.predict(torch.zeros(2, 3, int(sys.argv[1]), int(sys.argv[1])))
 
-threads = [threading.Thread(target=predict, daemon=True) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join(40)
-print("waiting" if any(thread.is_alive() for thread in threads) else "done", flush=True)
-os._exit(0)
-"""  # noqa: E501
+def run(path):
+    sys.setswitchinterval(1e-6)  # a deadlock needs threads that take turns at the wrong moment
+    backend = load_backend(path, torch.device("cpu"), threads=2).backend
+    start = threading.Barrier(2)
+    threads = [threading.Thread(target=predict, args=(backend, start), daemon=True) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    print("waiting" if any(thread.is_alive() for thread in threads) else "done", flush=True)
+    os._exit(0)
+
+for path in sys.argv[2:]:
+    if os.fork() == 0:  # a process whose first calls are those of this file
+        run(Path(path))
+    os.wait()
+"""
 
 
 @pytest.mark.slow
-@each_format
-def test_first_calls_of_two_threads_end(name, exports):
-    command = [sys.executable, "-c", TWO_THREADS, str(exports(name, *STATIC)), str(SIZE)]
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_first_calls_of_two_threads_end(exports):
+    names = installed(*FORMATS)
+    files = [str(exports(name, *FIXED)) for name in names]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", TWO_THREADS, str(SIZE), *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
-    assert done.stdout == "done\n", done.stderr
+    assert done.stdout == "done\n" * len(names), done.stderr
 
 
 @pytest.mark.parametrize(("threads", "pool", "cores"), [(1, 4, 4), (2, 3, 4), (3, 2, 4), (8, 1, 8)])
 def test_threads_use_all_cores_together(threads, pool, cores, exports, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    onnx = load_backend(exports("onnx", *STATIC), CPU, threads=threads).backend
+    onnx = load_backend(exports("onnx", *FIXED), CPU, threads=threads).backend
     assert onnx._session.get_session_options().intra_op_num_threads == pool  # callers work too
     given = openvino_runtime.settings(threads, half=True)
     assert given == {"NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": cores}
 
 
 def test_openvino_folder_is_named_by_its_xml_too(exports):
-    folder = exports("openvino", *STATIC)
+    folder = exports("openvino", *FIXED)
     loaded = load_backend(folder / "m.xml", CPU)
     assert isinstance(loaded.backend, ExportedBackend)
     assert loaded.digest == load_backend(folder, CPU).digest
@@ -219,7 +230,7 @@ def test_damaged_files_are_refused_or_unchanged_in_meaning(name, exports, tmp_pa
     """200 mutations. A file that still loads differs only where it does not matter, and predicts
     the same.
     """
-    whole, random = exports(name, *STATIC), np.random.default_rng(0)
+    whole, random = exports(name, *FIXED), np.random.default_rng(0)
     content, file = whole.read_bytes(), tmp_path / whole.name
     images, expected = pictures(1), load_backend(whole, CPU).backend.predict(pictures(1))
     refused = 0
@@ -234,7 +245,7 @@ def test_damaged_files_are_refused_or_unchanged_in_meaning(name, exports, tmp_pa
 
 
 def test_damaged_openvino_files_are_refused(exports, tmp_path):
-    whole, random = exports("openvino", *STATIC), np.random.default_rng(0)
+    whole, random = exports("openvino", *FIXED), np.random.default_rng(0)
     model = read_openvino(whole).model
     folder = tmp_path / "m_openvino_model"
     shutil.copytree(whole, folder)
@@ -253,7 +264,7 @@ def test_damaged_openvino_files_are_refused(exports, tmp_path):
 @each_format
 def test_random_empty_and_missing_files_are_refused(name, exports, tmp_path):
     random = np.random.default_rng(0)
-    path = tmp_path / exports(name, *STATIC).name
+    path = tmp_path / exports(name, *FIXED).name
     assert "no such" in refusal(path).lower()
     if name == "openvino":
         path.mkdir()
@@ -285,7 +296,7 @@ def onnx_file(exports, tmp_path):
     from models.export.onnx.read import read_onnx
     from models.export.onnx.write import with_metadata
 
-    whole, path = exports("onnx", *STATIC), tmp_path / "m.onnx"
+    whole, path = exports("onnx", *FIXED), tmp_path / "m.onnx"
 
     def change(edit):
         proto = onnx.ModelProto.FromString(whole.read_bytes())
@@ -362,7 +373,7 @@ def with_each_entry_changed(text):
 def test_changed_onnx_is_refused_whatever_was_changed(exports, tmp_path):
     """A number of each weight, an attribute of each node, each entry of the metadata, and more."""
     onnx = pytest.importorskip("onnx")
-    content, path = exports("onnx", *STATIC).read_bytes(), tmp_path / "m.onnx"
+    content, path = exports("onnx", *FIXED).read_bytes(), tmp_path / "m.onnx"
 
     def refused(change):
         proto = onnx.ModelProto.FromString(content)
@@ -392,7 +403,7 @@ def test_changed_onnx_is_refused_whatever_was_changed(exports, tmp_path):
 
 
 def test_changed_openvino_folder_is_refused_whatever_was_changed(exports, tmp_path):
-    whole, folder = exports("openvino", *STATIC), tmp_path / "m_openvino_model"
+    whole, folder = exports("openvino", *FIXED), tmp_path / "m_openvino_model"
     shutil.copytree(whole, folder)
 
     def refused(name, content):
@@ -425,7 +436,7 @@ def test_onnx_of_another_program_is_refused(onnx_file):
 @pytest.fixture
 def openvino_folder(exports, tmp_path):
     """Changes the graph's text in a copy of an OpenVINO folder, with a correct checksum again."""
-    whole, folder = exports("openvino", *STATIC), tmp_path / "m_openvino_model"
+    whole, folder = exports("openvino", *FIXED), tmp_path / "m_openvino_model"
 
     def change(old, new):
         shutil.copytree(whole, folder, dirs_exist_ok=True)
@@ -479,7 +490,7 @@ def torchscript_file(exports, tmp_path):
     def change(**entries):
         path = tmp_path / "m.torchscript"
         with (
-            zipfile.ZipFile(exports("torchscript", *STATIC)) as old,
+            zipfile.ZipFile(exports("torchscript", *FIXED)) as old,
             zipfile.ZipFile(path, "w") as new,
         ):
             for info in old.infolist():
@@ -570,7 +581,7 @@ def test_changed_torchscript_is_refused_whatever_was_changed(exports, tmp_path):
 
 def test_torchscript_of_older_versions_says_what_to_do(exports, tmp_path):
     """They had no checksum, but the files of torch.jit.save that nobody needs."""
-    entries = read_entries(exports("torchscript", *STATIC))
+    entries = read_entries(exports("torchscript", *FIXED))
     values = json.loads(entries[METADATA])
     former = entries | {
         ".data/serialization_id": b"1",
@@ -586,7 +597,7 @@ def test_torchscript_of_older_versions_says_what_to_do(exports, tmp_path):
 
 
 def test_torchscript_does_not_name_files_of_this_machine(exports):
-    entries = read_entries(exports("torchscript", *STATIC))
+    entries = read_entries(exports("torchscript", *FIXED))
     assert not any(str(ROOT).encode() in content for content in entries.values())
     assert not any(name.endswith(".debug_pkl") for name in entries)
 
@@ -594,7 +605,7 @@ def test_torchscript_does_not_name_files_of_this_machine(exports):
 def test_compressed_torchscript_tensors_are_refused(exports, tmp_path):
     path = tmp_path / "m.torchscript"
     with (
-        zipfile.ZipFile(exports("torchscript", *STATIC)) as old,
+        zipfile.ZipFile(exports("torchscript", *FIXED)) as old,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,
     ):
         for info in old.infolist():

@@ -88,7 +88,7 @@ def test_listing_the_formats_imports_neither_torch_nor_a_runtime():
     assert not slow & set(done.stdout.split())
 
 
-def test_a_new_format_is_one_record(tmp_path, tiny_model, monkeypatch, capsys):
+def test_a_new_format_is_one_record(tmp_path, micro_model, monkeypatch, capsys):
     """Refusals, writing, checking and opening need nothing but its line in FORMATS."""
 
     class Copied(type(FORMATS["torchscript"])):
@@ -97,7 +97,7 @@ def test_a_new_format_is_one_record(tmp_path, tiny_model, monkeypatch, capsys):
         half_needs_gpu = False
 
     monkeypatch.setitem(FORMATS, "copied", Copied())
-    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(tiny_model))
+    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(micro_model))
     export.run_script(["--weights", str(weights), "--include", "copied"])
     assert "m.copied: boxes differ from torch by at most 0 px" in capsys.readouterr().out
     loaded = load_backend(tmp_path / "m.copied", export.CPU)
