@@ -3,10 +3,12 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from models.blocks.registry import LAYERS
 from models.export import FORMATS
 from models.export.compare import ReferenceBackend, compare
 from models.export.graph import Export, halve
@@ -17,16 +19,22 @@ from models.export.torchscript.write import torchscript_bytes
 from models.export.writer import Writer
 from models.head_registry import HEADS
 from models.loading import load_backend
+from models.table import read_table
 from tests.support.anchor_free import FAMILY
-from tests.support.exporting import NAMES, lively_detector
+from tests.support.exporting import MICRO, NAMES, lively_detector, micro_table
 
 CPU = torch.device("cpu")
-TABLES = Path(__file__).parents[2] / "tables"
-OTHER_HEADS = ["anchor_free.yaml", "decoupled.yaml", "distance.yaml", "dual.yaml"]
+EVERY_LAYER = Path(__file__).parents[2] / "tables" / "every_layer.yaml"
 NMS = Suppression(0.3, 0.45, 20, False)
+GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None]] = {
+    "every layer, DecoupledDetect": (read_table(EVERY_LAYER), None),
+    "DistanceDetect": (micro_table("DistanceDetect", "nc", 16), NMS),
+    "DualDistanceDetect": (micro_table("DualDistanceDetect", "nc", 1, True), NMS),
+    "AnchorFree": (micro_table("AnchorFree", "nc"), NMS),  # of the tests
+}
 
 
-def writer(table: str, **fields: object) -> Writer:
+def writer(table: str | dict[str, Any], **fields: object) -> Writer:
     detector = lively_detector(table).fuse().requires_grad_(False)
     stride = max(detector.strides)
     return Writer(detector, ExportedModel(tuple(NAMES), stride, 2 * stride, opset=17, **fields))  # type: ignore[arg-type]
@@ -56,34 +64,37 @@ def _anchor_free(monkeypatch):
     monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
 
 
+def test_every_layer_and_head_is_exported():
+    """By the tests below, and Detect by test_exported_files.py."""
+    tables = [table for table, _ in GRAPHS.values()]
+    rows = [row for table in tables for row in (*table["backbone"], *table["head"])]
+    assert {row[2] for row in rows} >= {*LAYERS, *HEADS} - {"Detect"}
+
+
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("nms", [None, NMS])
-@pytest.mark.parametrize("table", OTHER_HEADS)
-def test_another_head_is_exported_to_torchscript(table, nms, tmp_path):
-    assert_like_torch(writer(str(TABLES / table), nms=nms), "torchscript", tmp_path)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs_are_exported_to_torchscript(graph, nms, tmp_path):
+    table, _ = GRAPHS[graph]
+    assert_like_torch(writer(table, nms=nms), "torchscript", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_anchor_free")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("table", OTHER_HEADS)
-def test_another_head_is_exported_to_every_format(table, name, tmp_path):
-    assert_like_torch(writer(str(TABLES / table), nms=NMS), name, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table", ["yolov5n6.yaml", "yolov5n-p2.yaml", "yolov3-tiny.yaml"])
-def test_other_families_are_exported(table, tmp_path):
-    written = writer(table)
-    for name in FORMATS:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs_are_exported_to_other_formats(graph, tmp_path):
+    """By one writer: torch traces a graph with free dimensions for seconds."""
+    table, nms = GRAPHS[graph]
+    written = writer(table, nms=nms)
+    for name in ("onnx", "openvino"):
         assert_like_torch(written, name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [17, 18, 20])
-def test_onnx_has_the_opset_and_no_trace_of_this_machine(opset, tiny_model, tmp_path):
+def test_onnx_has_the_opset_and_no_trace_of_this_machine(opset, micro_model, tmp_path):
     onnx = pytest.importorskip("onnx", reason="an optional package")
-    given = writer(tiny_model, canvas=(64, 64), batch_size=2, nms=NMS)
+    given = writer(micro_model, canvas=(64, 64), batch_size=2, nms=NMS)
     written = Writer(given.reference.detector, replace(given.model, opset=opset))
     content = written.write("onnx", tmp_path / "m.pt").read_bytes()
     proto = onnx.ModelProto.FromString(content)
@@ -94,8 +105,8 @@ def test_onnx_has_the_opset_and_no_trace_of_this_machine(opset, tiny_model, tmp_
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_torchscript_is_one_function_on_the_device_of_its_images(tiny_model):
-    export = writer(tiny_model, nms=NMS).reference
+def test_torchscript_is_one_function_on_the_device_of_its_images(micro_model):
+    export = writer(micro_model, nms=NMS).reference
     with quiet():
         module = torch.jit.load(io.BytesIO(torchscript_bytes(export)))
     assert 'torch.device("' not in module.code
@@ -114,38 +125,45 @@ def test_halved_detector_keeps_its_buffers_and_halves_its_bytes(tiny_model):
     )
 
 
+@pytest.fixture(scope="module")
+def wide_writers():
+    """Writers in 32 and 16 bits, of a model whose weights are most of its files."""
+    wide = read_table(MICRO) | {"width_multiple": 0.5}
+    fixed = {"canvas": (64, 64), "batch_size": 2}
+    return [writer(wide, precision=precision, **fixed) for precision in ("fp32", "fp16")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
-def test_half_precision_files_are_close_and_half_as_large(name, tiny_model, tmp_path):
-    fixed = {"canvas": (64, 64), "batch_size": 2}
+def test_half_precision_files_are_close_and_half_as_large(name, wide_writers, tmp_path):
     sizes = []
-    for precision in ("fp32", "fp16"):
-        written = writer(tiny_model, precision=precision, **fixed)
+    for written in wide_writers:
         assert_like_torch(written, name, tmp_path, fixed=True)
         path = tmp_path / ("m.onnx" if name == "onnx" else "m_openvino_model/m.bin")
         sizes.append(path.stat().st_size)
     assert sizes[1] < 0.6 * sizes[0]
 
 
+@pytest.fixture(scope="module", params=[None, NMS], ids=["raw", "nms"])
+def int8_writer(request, micro_model):
+    fixed = {"canvas": (64, 64), "batch_size": 1}
+    return writer(micro_model, nms=request.param, precision="int8", **fixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
-@pytest.mark.parametrize("nms", [None, NMS])
-def test_8_bit_files_run_and_are_close(name, nms, tiny_model, tmp_path):
+def test_8_bit_files_run_and_are_close(name, int8_writer, tmp_path):
     for package in (*FORMATS[name].packages, *FORMATS[name].int8_packages):
         pytest.importorskip(package, reason="an optional package")
-    written = writer(tiny_model, canvas=(64, 64), batch_size=1, nms=nms, precision="int8")
-    batches = [
-        each[None] for each in torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    ]
-    path = written.write(name, tmp_path / "m.pt", batches)
+    generator = torch.Generator().manual_seed(0)
+    batches = list(torch.rand(8, 3, 64, 64, generator=generator).split(1))
+    path = int8_writer.write(name, tmp_path / "m.pt", batches)
     assert path.name.startswith("m_int8")
-    backend = load_backend(path, CPU).backend
-    found, expected = (
-        backend.predict(batches[0]),
-        ReferenceBackend(written.reference).predict(batches[0]),
-    )
+
+    found = load_backend(path, CPU).backend.predict(batches[0])
+    expected = ReferenceBackend(int8_writer.reference).predict(batches[0])
     assert found.scores.shape == expected.scores.shape
-    if nms is None:
+    if int8_writer.model.nms is None:
         assert (found.scores - expected.scores).abs().mean() < 0.05
         assert not found.scores.equal(expected.scores)
 
