@@ -2,12 +2,12 @@
 export.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -22,20 +22,28 @@ from models.export import FORMATS
 from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
 from models.loading import load_backend
-from tests.support.exporting import lively_detector, save_checkpoint
+from tests.support.exporting import (
+    DYNAMIC,
+    FIXED,
+    WITH_NMS,
+    installed,
+    lively_detector,
+    micro_table,
+    save_checkpoint,
+)
 from tests.support.no_float64 import DEVICE, NoFloat64
 from training import evaluation
 from utils.distributed import precision
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code_of
 
-ROOT = Path(__file__).parents[1]
+KILLED_EXPORT = Path(__file__).parent / "support" / "killed_export.py"
 CPU = World(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def detector(tiny_model):
-    return lively_detector(tiny_model)
+def detector(micro_model):
+    return lively_detector(micro_model)
 
 
 @pytest.fixture
@@ -87,8 +95,8 @@ def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
 
 
 def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
-    table = str(Path(__file__).parent / "tables" / "dual.yaml")
-    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(table), data=str(tiny_data))
+    two_heads = lively_detector(micro_table("DualDistanceDetect", "nc"))
+    weights = save_checkpoint(tmp_path / "m.pt", two_heads, data=str(tiny_data))
     for flags, chosen, file in (
         ([], "o2o", "m.torchscript"),
         (["--head", "o2o"], "o2o", "m.torchscript"),
@@ -230,8 +238,9 @@ def test_comparison_uses_images_of_the_data_set(run, tiny_data, capsys):
 
 
 @pytest.fixture
-def evaluate(tiny_data, tmp_path):
-    """evaluate(file, ...): what val.py finds with a file."""
+def evaluate(tiny_data, tmp_path, monkeypatch):
+    """evaluate(file, ...): what val.py finds with a file; it draws no pictures."""
+    monkeypatch.setattr(val, "draw_results", lambda *_: None)
 
     def measure(*flags):
         paths = [
@@ -264,15 +273,15 @@ def test_val_finds_the_same_with_each_file(name, exports, evaluate, tmp_path, ca
         pytest.importorskip("onnxscript", reason="an optional package")
     weights = save_checkpoint(tmp_path / "m.pt", exports.detector)
     for file, flags in (
-        (exports(name, "--batch", "2"), ["--square"]),
-        (exports(name, "--dynamic"), []),
+        (exports(name, *FIXED), ["--square"]),
+        (exports(name, *DYNAMIC), []),
     ):
         found, expected = evaluate(file), evaluate(weights, *flags)
         assert found.coco.stats["AP"] == pytest.approx(expected.coco.stats["AP"], abs=1e-3)
         best, expected_best = (np.sort(each.detections.scores)[-500:] for each in (found, expected))
         np.testing.assert_allclose(best, expected_best, atol=1e-3)
         assert len(best) == 500
-    nms = exports(name, "--nms", "--conf-thres", "0.3", "--topk-all", "20", "--batch", "2")
+    nms = exports(name, *WITH_NMS)
     assert evaluate(nms).detections.scores.min() > 0.3
     assert (
         "several classes per box find no more: export it without --nms" in capsys.readouterr().out
@@ -293,7 +302,7 @@ def other_device(monkeypatch):
     return DEVICE
 
 
-@pytest.mark.parametrize("flags", [("--batch", "2"), ("--nms", "--conf-thres", "0.3")])
+@pytest.mark.parametrize("flags", [FIXED, WITH_NMS])
 @pytest.mark.parametrize("name", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_file_for_the_cpu_is_compared_with_torch_on_another_device(
     name, flags, exports, other_device
@@ -342,20 +351,19 @@ def test_map_before_quantization_is_measured_on_another_device(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["onnx", "openvino"])
-def test_8_bit_export_prints_the_loss(name, run, tmp_path, tiny_data, capsys):
-    pytest.importorskip("onnxscript", reason="an optional package")
-    pytest.importorskip(
-        {"onnx": "onnxruntime", "openvino": "nncf"}[name], reason="an optional package"
-    )
-    run(
-        "--include", name, "--int8", "--calibration-images", "5", "--workers", "0"
-    )  # on the data of the checkpoint
-    assert written(tmp_path) == {"m_int8.onnx" if name == "onnx" else "m_int8_openvino_model"}
+def test_8_bit_export_prints_the_loss(run, tmp_path, tiny_data, capsys):
+    """On the data of the checkpoint, for each format."""
+    names = installed("onnx", "openvino", int8=True)
+    if not names:
+        pytest.skip("optional packages")
+    run("--include", *names, "--int8", "--calibration-images", "5", "--workers", "0")
+
+    files = {"onnx": "m_int8.onnx", "openvino": "m_int8_openvino_model"}
+    assert written(tmp_path) == {files[name] for name in names}
     output = capsys.readouterr().out
-    assert re.search(
-        r"mAP 0\.\d{4} on the val split, 0\.\d{4} before: a loss of -?0\.\d{4}", output
-    )
+    for name in names:
+        sentence = r"mAP 0\.\d{4} on the val split, 0\.\d{4} before: a loss of -?0\.\d{4}"
+        assert re.search(rf"{re.escape(files[name])}: {sentence}", output)
 
 
 def test_large_loss_of_8_bits_is_said_to_be_too_much():
@@ -380,17 +388,19 @@ def test_8_bit_export_without_data_is_refused(detector, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_exports_leave_no_half_written_file(weights, tmp_path):
-    """Killed at three instants, a file is either missing or complete."""
-    command = [sys.executable, str(ROOT / "export.py"), "--weights", str(weights)]
-    started = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    whole = time.monotonic() - started
-    assert written(tmp_path) == {"m.torchscript"}
-    for share in (0.8, 0.9, 1.0):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(whole * share)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert load_backend(tmp_path / "m.torchscript", CPU.device).names
+    """A file is missing, or the complete old or new one."""
+    command = [sys.executable, str(KILLED_EXPORT), str(weights)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("[")]
+    digest = found[-1][2]
+    assert found == [
+        ["half written", -signal.SIGKILL, None],
+        ["written", -signal.SIGKILL, None],
+        ["replaced", -signal.SIGKILL, digest],
+        ["half written", -signal.SIGKILL, digest],
+        ["never", 0, digest],
+    ]
+    assert load_backend(tmp_path / "m.torchscript", CPU.device).names
