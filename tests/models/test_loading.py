@@ -15,6 +15,7 @@ from models.backends.in_torch import TorchBackend
 from models.loading import canvas_for, join_names, load_backend
 from models.predict import Predictor
 from tests.models.backends.test_combined import Fake
+from tests.support.exporting import micro_table
 from utils.files import checkpoint_file
 from utils.nested import concatenate
 
@@ -23,9 +24,9 @@ ABC = ["a", "b", "c"]
 
 
 @pytest.fixture
-def detector(tiny_model):
+def detector(micro_model):
     torch.manual_seed(0)
-    return build_model(tiny_model, 3)
+    return build_model(micro_model, 3)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_three_sides_are_rejected():
 def two_heads(tmp_path_factory):
     """The checkpoint of a model with two heads whose boxes differ, and the model."""
     torch.manual_seed(0)
-    model = build_model("yolo26n", 3).eval()
+    model = build_model(micro_table("DualDistanceDetect", "nc"), 3).eval()
     for parameter in model.head.one_to_one.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     path = tmp_path_factory.mktemp("two_heads") / "m.pt"
