@@ -83,7 +83,7 @@ class Exports:
 
     def _write(self, folder: Path, names: Sequence[str], flags: Sequence[str]) -> None:
         unfinished = folder.with_name(f"{folder.name}.unfinished")
-        unfinished.mkdir()
+        unfinished.mkdir(exist_ok=True)  # of an export that failed
         weights = save_checkpoint(unfinished / "m.pt", self.detector)
         export.run_script(["--weights", str(weights), "--include", *names, *flags])
         unfinished.rename(folder)
