@@ -45,6 +45,15 @@ class FakeBackend(Backend):
         raise NotImplementedError
 
 
+@pytest.fixture
+def _without_pictures(monkeypatch):
+    """Pictures take most of the time of a small validation."""
+    monkeypatch.setattr(val, "draw_results", lambda *_: None)
+
+
+without_pictures = pytest.mark.usefixtures("_without_pictures")
+
+
 @pytest.fixture(scope="module")
 def loader(tiny_data):
     spec = read_data_yaml(tiny_data)
@@ -110,6 +119,7 @@ def measure(trained, tmp_path):
     return run
 
 
+@without_pictures
 def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
     """A data set whose YAML lists the classes in another order gives the same numbers."""
     copy = tmp_path / "copy"
@@ -173,6 +183,7 @@ def test_batch_size_does_not_change_metrics(tiny_model, loader):
     assert first.coco.stats["AP"] == pytest.approx(second.coco.stats["AP"], abs=1e-6)
 
 
+@without_pictures
 def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     found, folder = measure("--save-json", "--save-txt", "--save-conf")
     from pycocotools.coco import COCO
@@ -199,6 +210,7 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     assert all(len(row) == 6 and 0 <= float(v) <= 1 for row in rows for v in row[1:])
 
 
+@without_pictures
 @pytest.mark.slow
 def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
     alone, _ = measure()
@@ -293,6 +305,7 @@ def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_pat
     assert "b\\tb" in table
 
 
+@without_pictures
 def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
     found, folder = measure("--single-cls", "--save-json")
     assert set(found.detections.class_ids.tolist()) <= {0}
@@ -318,6 +331,7 @@ def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     }
 
 
+@without_pictures
 def test_tiles_larger_than_the_images_change_nothing(measure):
     (plain, _), (tiled, _) = measure(), measure("--tile", "96", "--tile-whole")
     assert plain.coco.stats == tiled.coco.stats
@@ -340,6 +354,7 @@ def test_wrong_tile_flags_are_rejected(measure, flags, text):
         measure(*flags)
 
 
+@without_pictures
 @pytest.mark.parametrize("flags", [(), ("--tile", "64")])
 def test_images_with_more_objects_than_detections_are_said(measure, flags, capsys):
     """The eight images have 2 or 3 objects each, in turn."""
@@ -432,6 +447,7 @@ def found_by(program, weights, tmp_path, *flags):
     return json.loads((tmp_path / "run" / "predictions.json").read_text())
 
 
+@without_pictures
 def test_head_flag_chooses_the_output(two_heads, tmp_path):
     """o2o, the default, is not suppressed: the IoU threshold changes nothing. That of o2m does."""
     validation = [
