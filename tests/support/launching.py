@@ -24,7 +24,14 @@ from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-PRELOADED = ["train", "val", "pytest", "tests.support.processes", "torch.distributed.run"]
+PRELOADED = [
+    "train",
+    "val",
+    "utils.plots.canvas",
+    "pytest",
+    "tests.support.processes",
+    "torch.distributed.run",
+]
 LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
