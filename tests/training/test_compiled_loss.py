@@ -2,11 +2,14 @@
 and the fallback.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import lookup_backend
 
 from models import LossGains, build_loss, build_model
 from models.assign.targets import pad_targets
@@ -24,14 +27,24 @@ FAMILIES = [
     "yolo26n.yaml",
 ]  # yolo11n's loss is one half of yolo26n's
 IMAGES, SIDE, CLASSES = 2, 64, 3
+Graph = Callable[..., Any]
 
 
 @pytest.fixture
 def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile without a code generator, which takes a minute; a graph break is an error."""
-    monkeypatch.setattr(
-        torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True)
-    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=traced, fullgraph=True))
+
+
+def traced(graph: torch.fx.GraphModule, inputs: Sequence[Tensor | torch.SymInt]) -> Graph:
+    """Return a function that runs the operations of a graph.
+
+    A graph for any number of targets is also traced with its gradients, as a code generator needs
+    it. The one for a fixed number, which is compiled before, has the same operations.
+    """
+    if any(isinstance(value, torch.SymInt) for value in inputs):
+        return lookup_backend("aot_eager")(graph, inputs)
+    return graph.forward
 
 
 def build(cfg: str) -> tuple[Detector, Loss]:
