@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import train
+from tests.support.micro_tables import write_micro_table
 from tests.support.no_float64 import DEVICE, REFUSAL, NoFloat64, OnDevice
 from tests.support.small_run import small_description, state_with
 from training import evaluation, validation
 from utils.distributed import precision
 from utils.distributed.world import World
 
-TABLES = Path(__file__).parent / "tables"
 WORLD = World(DEVICE)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*meta parameter in the current model"
@@ -101,16 +101,17 @@ def test_checkpoint_of_statistics_is_saved_and_loaded() -> None:
 @pytest.mark.parametrize(
     ("table", "flags"),
     [
-        ("tiny", "--optimizer SGD --multi-scale --image-weights --sync-bn"),
+        ("micro", "--optimizer SGD --multi-scale --image-weights --sync-bn"),
         ("decoupled", "--optimizer Adam --cos-lr"),
         ("distance", "--optimizer AdamW --checkpoint-activations"),
         ("dual", "--optimizer Muon --rect"),
-        ("tiny", "--optimizer Muon --cache device --hyp hyp.scratch-low.yaml"),
+        ("micro", "--optimizer Muon --cache device --hyp hyp.scratch-low.yaml"),
     ],
 )
 def test_training_with_validation_and_resume(
     device: NoFloat64,
     tiny_data: Path,
+    micro_model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     table: str,
@@ -120,10 +121,8 @@ def test_training_with_validation_and_resume(
         "--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --data "
         f"{tiny_data} --save-minutes 1e-9"
     )
-    paths = (
-        f"--cfg {TABLES}/{table}.yaml --project {tmp_path} --name run --exist-ok "
-        f"--cache-dir {tmp_path}/cache"
-    )
+    model = micro_model if table == "micro" else write_micro_table(tmp_path, table)
+    paths = f"--cfg {model} --project {tmp_path} --name run --exist-ok --cache-dir {tmp_path}/cache"
     settings = train.parse_args([*small.split(), *paths.split(), *flags.split()])[0]
     real = train.TrainState.sync_buffers
 

@@ -14,8 +14,10 @@ import val
 from models.head_registry import HEADS
 from models.weights.kestrel import load_detector
 from tests import test_resume
+from tests.support import micro_tables
 from tests.support.anchor_free import FAMILY, register
 from tests.support.launching import forked, free_port, rank_environment, small_run_flags
+from tests.support.micro_tables import write_micro_table
 from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from tests.test_processes import TOLERANCE, state_differences
 from tests.test_resume import assert_same_bits
@@ -25,16 +27,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
-MICRO = Path(__file__).parent / "tables" / "micro.yaml"
-HEADS_ON_MICRO = {  # rows that replace those of micro.yaml's head
-    "anchor_free": "[[2, 3, 4], 1, AnchorFree, [nc]]",
-    "decoupled": "[[2, 3, 4], 1, DecoupledDetect, [nc]]",
-    "distance": "[[2, 3, 4], 1, DistanceDetect, [nc, 16]]",
-    "distance_plain": "[[2, 3, 4], 1, DistanceDetect, [nc, 1, True]]",
-    # Behind self-attention, which needs 128 channels.
-    "dual": "[-1, 1, Conv, [1024, 1, 1]]\n  - [-1, 1, C2PSA, [1024]]\n"
-    "  - [[2, 3, 6], 1, DualDistanceDetect, [nc, 1, True]]",
-}
 REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
 
 
@@ -45,7 +37,7 @@ def _registered():
         yield
 
 
-@pytest.fixture(scope="module", params=HEADS_ON_MICRO)
+@pytest.fixture(scope="module", params=micro_tables.HEADS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -57,15 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def table(folder: Path, kind: str) -> str:
-    return str(write_table(folder, kind))
-
-
-def write_table(folder: Path, kind: str) -> Path:
-    """Write micro.yaml with another head to the folder; return the path."""
-    micro = MICRO.read_text().replace("[[2, 3, 4], 1, Detect, [nc, anchors]]", HEADS_ON_MICRO[kind])
-    file = folder / f"{kind}.yaml"
-    file.write_text(micro[: micro.index("anchors:")] + micro[micro.index("backbone:") :])
-    return file
+    return str(write_micro_table(folder, kind))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +61,11 @@ def data(folder: Path) -> Path:
 def start(folder: Path, data: Path, table: str, kind: str) -> Path:
     """The folder of a run in this process that overfits twelve images."""
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(kind))
-    learning = "--epochs 100 --batch 12 --optimizer AdamW --noval --nosave --name start".split()
-    train_here(folder, data, table, *learning, "--hyp", str(folder / "learn.yaml"))
+    words = (
+        "--epochs 100 --batch 12 --optimizer AdamW --noval --nosave --name start "
+        f"--hyp {folder}/learn.yaml"
+    )
+    train_here(folder, data, table, *words.split())
     return folder / "start"
 
 
@@ -134,7 +121,7 @@ def test_l1_is_trained_in_the_epochs_without_mosaic(tmp_path):
     write_hyp(tmp_path / "plain.yaml", "hyp.no-augmentation.yaml", lr0=0.05, nominal_batch=4)
     for closed in (0, 1):
         flags = ("--epochs", "3", "--close-mosaic", str(closed), "--name", f"run{closed}")
-        table = write_table(tmp_path, "decoupled")
+        table = write_micro_table(tmp_path, "decoupled")
         train_here(tmp_path, data, str(table), *flags, "--hyp", str(tmp_path / "plain.yaml"))
     without, with_l1 = rows_of(tmp_path / "run0"), rows_of(tmp_path / "run1")
     assert all(float(row["val/l1_loss"]) > 0 for row in [*without, *with_l1])

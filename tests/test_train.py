@@ -20,6 +20,7 @@ import val
 from data import Loader
 from data.sampler import TrainSampler
 from models import build_model
+from tests.support.launching import forked
 from tests.support.processes import write_hyp
 from training import evaluation
 from training.checkpoints.manager import CheckpointManager
@@ -107,7 +108,7 @@ def test_training_overfits_eight_images(start, hyp, tiny_model):
         "--cfg",
         tiny_model,
         "--epochs",
-        "120",
+        "90",
         "--imgsz",
         "64",
         "--optimizer",
@@ -118,7 +119,7 @@ def test_training_overfits_eight_images(start, hyp, tiny_model):
         "--nosave",
     )
     assert result.coco.stats["AP50"] > 0.9
-    assert len(rows_of(folder)) == 120
+    assert len(rows_of(folder)) == 90
 
 
 def test_run_folder_contains_documented_files(start):
@@ -445,34 +446,31 @@ def test_evaluation_overlaps_next_epoch_without_changing_results(start, monkeypa
     real_save, kept = CheckpointManager._save_best, []
     record = lambda self: (kept.append(self.progress.epoch), real_save(self))  # noqa: E731
     monkeypatch.setattr(CheckpointManager, "_save_best", record)
+    real_step, steps = train.TrainState.step, []
+    monkeypatch.setattr(train.TrainState, "step", lambda self: (steps.append(0), real_step(self)))
+
     _, plain = start("--epochs", "4", name="plain")
-    best_so_far = kept.copy()
+    best_so_far, steps_of_run = kept.copy(), len(steps)
     kept.clear()
+    steps.clear()
+
     if taken_in == "after the epoch":
         monkeypatch.setattr(BackgroundTask, "busy", True)
-    real_step, real_evaluate, steps, passed = (
-        train.TrainState.step,
-        evaluation.SplitPredictions.evaluate,
-        [],
-        [],
-    )
+    real_evaluate, passed = evaluation.SplitPredictions.evaluate, []
 
     def evaluate(self: evaluation.SplitPredictions) -> Evaluation:
-        begun, deadline = (
-            len(steps),
-            time.monotonic() + 3,
-        )  # s: only after the last epoch no step follows
-        while len(steps) == begun and time.monotonic() < deadline:
+        """Wait for a step, which follows unless the epoch is the last one."""
+        begun, deadline = len(steps), time.monotonic() + 60
+        while len(steps) == begun < steps_of_run and time.monotonic() < deadline:
             time.sleep(0.002)
         passed.append(len(steps) - begun)
         return real_evaluate(self)
 
-    monkeypatch.setattr(train.TrainState, "step", lambda self: (steps.append(0), real_step(self)))
     monkeypatch.setattr(evaluation.SplitPredictions, "evaluate", evaluate)
     _, late = start("--epochs", "4", name="late")
-    assert [number > 0 for number in passed] == [True] * 3 + [
-        False
-    ] * 2  # the last epoch, and best.pt
+    assert len(steps) == steps_of_run
+    of_last_epoch, of_best = False, False
+    assert [number > 0 for number in passed] == [True, True, True, of_last_epoch, of_best]
     assert without_time(late) == without_time(plain)
     assert kept == best_so_far
     assert kept[0] == 1  # the first epoch is always the best so far
@@ -586,9 +584,8 @@ def test_invalid_train_input_gives_one_line_error_and_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "sentence"), [REFUSALS[0], REFUSALS[10]], ids=["epochs", "data"])
-def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
+def test_train_script_exits_2_on_invalid_flag(tmp_path):
+    flags, sentence = ["--epochs", "0"], "--epochs 0: train for 1 epoch or more"
     command = [sys.executable, str(ROOT / "train.py"), *flags]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
@@ -597,6 +594,16 @@ def test_train_script_exits_2_on_invalid_input(flags, sentence, tmp_path):
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process")
+def test_train_script_exits_2_on_missing_data(tmp_path):
+    with forked([{}], ["--data", "nowhere.yaml"], tmp_path) as (run,):
+        assert run.end(120) == 2
+    assert "nowhere.yaml" in run.err
+    assert run.err.count("\n") == 1
+    assert {file.name for file in run.folder.iterdir()} == {"stdout", "stderr"}
 
 
 def test_yolov5_command_line_is_parsed():
