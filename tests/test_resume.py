@@ -40,7 +40,7 @@ from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file
-from utils.plots import batches, operating
+from utils.plots import batches, confusion, operating, results
 from utils.plots.pictures import Pictures
 
 pytestmark = [
@@ -60,10 +60,12 @@ OF_EIGHT = {  # attributes of GlobalBatch with 8 images per optimizer step
 
 
 def many_steps() -> None:
-    """Have several optimizer steps per epoch with few images; draw less and wait for less time, to
-    keep tests short.
+    """Have several optimizer steps per epoch with few images; draw only batches and wait for less
+    time, to keep tests short.
     """
     Pictures.labels = lambda *_: None
+    operating.plot_curves = lambda **_: []
+    results.plot_results = confusion.plot_confusion = lambda *_: None
     checkpoint_file.os.fsync = lambda *_: (
         None
     )  # only needed for a power cut: after a kill the system still writes data
@@ -305,7 +307,7 @@ def assert_same_bits(run: Path, other: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_run_killed_at_every_instant_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
     drawn: dict[str, Any] = {"pictures": True}
-    epochs = ("--epochs", "8")
+    epochs = ("--epochs", "5")
     assert attempt(size, "straight", *epochs) == [0] * size
     for instant in instants(size):
         assert min(attempt(size, "broken", *epochs, at=instant, **drawn)) == -9, instant
