@@ -24,10 +24,9 @@ import train
 from models import predict
 from tests.support.launching import (
     ROOT,
-    TORCHRUN,
     forked,
+    forked_launcher,
     free_port,
-    launched,
     rank_environment,
     small_run_flags,
     wait_until,
@@ -429,15 +428,10 @@ def test_signaled_launcher_leaves_checkpoint_and_no_processes(data, micro_model,
         "2",
         "--noval",
     )
-    command = [
-        *TORCHRUN,
-        "--nproc_per_node",
-        "2",
-        str(ROOT / "tests" / "support" / "launching.py"),
-        *flags,
-        "--nosave",
-    ]
-    with launched(command, tmp_path / "io", KESTREL_FAULT="tests.test_failures:many_cores") as job:
+    script = str(ROOT / "tests" / "support" / "launching.py")
+    words = ["--nproc_per_node", "2", script, *flags, "--nosave"]
+    fault = "tests.test_failures:many_cores"
+    with forked_launcher(words, tmp_path / "io", KESTREL_FAULT=fault) as job:
         wait_until(
             lambda: "1/1000 " in job.out or job.process.poll() is not None, 120, "the first epoch"
         )

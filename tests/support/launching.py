@@ -342,6 +342,8 @@ def forked_launcher(
     The script in `words` is train.py, val.py or this file.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()  # as with `launched` they exist from the start
     environment = {"PYTHONWARNINGS": "ignore", **variables}
     process = fork_server().Process(
         target=_run_forked_launcher, args=(module, environment, list(words), folder)

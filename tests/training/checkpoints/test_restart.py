@@ -15,15 +15,15 @@ import torch
 import train
 from tests.support.launching import (
     ROOT,
-    TORCHRUN,
     forked,
+    forked_launcher,
     free_port,
-    launched,
     rank_environment,
     small_run_flags,
 )
 from tests.support.processes import draw_data
 from training.checkpoints.restart import MARKS, find_own_run, launcher_mark
+from utils.distributed import session
 from utils.files import checkpoint_file
 
 linux = pytest.mark.skipif(
@@ -98,8 +98,14 @@ def test_unreadable_marks_are_ignored(tmp_path):
 # ---------------------------------------------------------------------- faults
 
 
+def wait_briefly() -> None:
+    """Wait less for processes that were killed, to keep the tests short."""
+    session.SHUTDOWN_WAIT_S = session.LATE_JOIN_TIMEOUT_S = 1.0
+
+
 def die(rank: int, epoch: int) -> None:
     """Kill a rank at the start of an epoch, counted from 1 in each attempt."""
+    wait_briefly()
     real, epochs = train.train_one_epoch, iter(range(1, 1000))
 
     def work(*arguments, **keywords):
@@ -124,6 +130,7 @@ def dies_in_the_second_epoch() -> None:
 
 
 def dies_after_last_write() -> None:
+    wait_briefly()
     real = train.main
 
     def main(*arguments):
@@ -190,21 +197,9 @@ def assert_same_bits(run: Path, other: Path) -> None:
 @linux
 @pytest.mark.slow
 def test_run_continues_after_torchrun_restart(flags, attempt, tmp_path):
-    command = [
-        *TORCHRUN,
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "--max-restarts",
-        "1",
-        SCRIPT,
-        *flags,
-    ]
-    with launched(
-        command,
-        tmp_path / "io",
-        KESTREL_FAULT="tests.training.checkpoints.test_restart:dies_once",
-    ) as job:
+    words = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
+    fault = "tests.training.checkpoints.test_restart:dies_once"
+    with forked_launcher(words, tmp_path / "io", KESTREL_FAULT=fault) as job:
         assert job.end(120) == 0, job.err
         assert job.out.count("restarted by the launcher\nresuming") == 1
     assert run_names(tmp_path) == ["exp"]
