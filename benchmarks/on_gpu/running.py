@@ -21,10 +21,11 @@ import torch
 
 from benchmarks.on_gpu.commands import FORK, redirect_streams
 from benchmarks.on_gpu.stage import Finding, Scope, Stage
-from tests.support.launching import MARK, running_pids
+from tests.support.launching import environment_of
 
 CPU_LIMITS = 4.0  # times as long as on a GPU's machine, which has more cores
 LOOK_S = 0.05  # between two looks at the running stages
+MARK = "KESTREL_STAGE_MARK"  # environment variable that all processes of a stage inherit
 RESERVE_S = 3.0  # of the time for all stages, to end the last one and write the report
 TAIL = 25  # lines of the output of a stage that did not pass
 
@@ -117,11 +118,17 @@ class Running:
         if self.process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in running_pids(self.mark):  # torchrun and others leave the group
+        for pid in marked_pids(self.mark):  # torchrun and others leave the group
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
+
+
+def marked_pids(mark: str) -> list[int]:
+    """The ids of all processes that were started with this mark in their environment."""
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in numbers if environment_of(pid).get(MARK) == mark]
 
 
 def work(stage: Stage, scope: Scope, log: Path, findings: Path, mark: str) -> None:

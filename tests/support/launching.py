@@ -86,6 +86,15 @@ def unshare_command(*namespaces: str) -> list[str]:
 # ---------------------------------------------------------------------- as users start them
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
 def running_pids(folder: Path) -> list[int]:
     """The process ids of all processes that work in this folder, or below it: those of a job,
     DataLoader workers included.
@@ -344,7 +353,8 @@ def forked_launcher(
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("stdout", "stderr"):
         (folder / name).touch()  # as with `launched` they exist from the start
-    environment = {"PYTHONWARNINGS": "ignore", **variables}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
+    environment = {**inherited, "PYTHONWARNINGS": "ignore", **variables}
     process = fork_server().Process(
         target=_run_forked_launcher, args=(module, environment, list(words), folder)
     )
