@@ -11,6 +11,11 @@ from utils.files.folders import is_run_folder
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import counted, excerpt, printable, utf_16_hint
 
+HEIF_SUFFIXES = (".heic", ".heif")
+HEIF_ADVICE = (
+    "photographs as .heic are not read: convert them, as with 'magick mogrify -format jpg *.heic'"
+)
+
 
 class ImageFiles(NamedTuple):
     """Sorted paths of image files, and the problems: entries that were left out, notes."""
@@ -72,13 +77,13 @@ def walk_images(folder: Path) -> Iterator[str]:
     To look at the first ones only: `find_images` returns them sorted, with the problems. Raises
     nothing.
     """
-    for parent, names in _walk(folder):
+    for parent, names in walk_folders(folder):
         for name in names:
             if is_image_name(name):
                 yield os.path.join(parent, name)
 
 
-def _walk(
+def walk_folders(
     folder: Path,
     onerror: Callable[[OSError], None] | None = None,
     on_run_folder: Callable[[str], None] = lambda _: None,
@@ -114,7 +119,7 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
         problems.append(Problem(IMAGE_DROPPED, printable(error.filename), reason))
 
     runs: list[str] = []
-    for parent, names in _walk(folder, unreadable, runs.append):
+    for parent, names in walk_folders(folder, unreadable, runs.append):
         for name in names:
             path = os.path.join(parent, name)
             if is_listed_name(name, videos) and os.path.isfile(path):
@@ -134,6 +139,8 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         allowed = "images or videos" if videos else "images"
         reason = f"files that are not {allowed}, ignored: {kinds}"
+        if any(suffix in others for suffix in HEIF_SUFFIXES):
+            reason += f"; {HEIF_ADVICE}"
         problems.append(Problem(NOTE, printable(folder), reason))
     return ImageFiles(sorted_paths(images), problems)
 
@@ -166,11 +173,15 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
     images: set[str] = set()
     problems: list[Problem] = []
     allowed = "an image or video file" if videos else "an image file"
+    shortened = 0  # paths that were found without their first folders
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
 
         path = _listed_path(file.parent, line)
+        if not os.path.isfile(path) and (found := _without_first_folders(file.parent, line)):
+            path = found
+            shortened += 1
         reason = ""
         if not is_listed_name(os.path.basename(path), videos):
             reason = f"'{excerpt(line, 200)}' is not the path of {allowed}"
@@ -182,6 +193,10 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
             images.add(path)
+
+    if shortened:
+        paths = f"{counted(shortened, 'path')} found without the first folders, as data/ of CVAT's"
+        problems.append(Problem(NOTE, printable(file), paths))
     return ImageFiles(sorted_paths(images), problems)
 
 
@@ -212,6 +227,21 @@ def read_lines(file: Path) -> list[str]:
         line = data[: error.start].count(b"\n") + 1
         raise ValueError(f"{printable(file)} line {line}: not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _without_first_folders(folder: Path, line: str) -> str:
+    """Return the file in a folder that has the last parts of a path in a list; "" if none has.
+
+    Lists are written on other machines, also on Windows.
+    """
+    parts = [part for part in line.strip().replace("\\", "/").split("/") if part]
+    if ".." in parts:
+        return ""
+    for count in range(1, len(parts)):
+        path = os.path.abspath(os.path.join(folder, *parts[count:]))
+        if os.path.isfile(path):
+            return path
+    return ""
 
 
 def _listed_path(folder: Path, line: str) -> str:

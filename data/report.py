@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from utils.printable import counted, excerpt
+from utils.printable import counted, excerpt, plural
 
 LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
 ROW_DROPPED = "row dropped"
@@ -15,10 +15,16 @@ POLYGON_DROPPED = "polygon dropped, box kept"
 IMAGE_DROPPED = "image left out"
 IMAGE_DAMAGED = "damaged image kept"
 NO_USABLE_ROW = "image without a usable label row left out"
-IMAGES_NOT_FOUND = "COCO JSON whose images were not found"
+IMAGES_NOT_FOUND = "label file whose images were not found"
 NOTE = "note"
 # the results of other runs, which lie inside a folder of the data
 RUN_FOLDERS = "run folders left out"
+LABELS_RESIZED = "image with labels of another size, scaled"
+LABELS_TURNED = "image with labels from before it was turned, turned"
+VALUES_LEFT_OUT = "values after the box left out"
+UNMATCHED_LABELS = "label files without an image"
+MOST_OF_ALL = 0.98  # the share of all boxes from which on one class has nearly all
+FEW_BOXES = 100  # with so few boxes, one class may well have all
 
 
 class Problem(NamedTuple):
@@ -52,7 +58,10 @@ class Report:
     problem_counts: tuple[tuple[str, int], ...]  # of all, by kind
     problems: tuple[Problem, ...]  # the first LISTED_PROBLEMS
     cache: str = "no cache"
-    run_folders: tuple[str, ...] = ()  # sentences that say which results of runs were left out
+    sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
+    unmatched_labels: tuple[str, ...] = ()  # sentences that say which label files have no image
+    # the number of boxes that were something else, by its name, such as "polygon"
+    converted: tuple[tuple[str, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; `report_from_dict` reads them back."""
@@ -62,7 +71,9 @@ class Report:
         result["problems"] = [problem._asdict() for problem in self.problems]
         result["unreadable"] = list(self.unreadable)
         result["no_usable_row"] = list(self.no_usable_row)
-        result["run_folders"] = list(self.run_folders)
+        result["sentences"] = list(self.sentences)
+        result["unmatched_labels"] = list(self.unmatched_labels)
+        result["converted"] = dict(self.converted)
 
         all_problems = sum(count for _, count in self.problem_counts)
         result["not_listed"] = all_problems - len(self.problems)
@@ -80,6 +91,9 @@ class Report:
             f"{counted(self.images, 'image')} ({background}), "
             f"{counted(self.instances, 'box')} in {used:,} of {classes}"
         )
+        if self.converted:
+            shapes = [f"{count:,} from {plural(shape)}" for shape, count in self.converted]
+            line += f", {', '.join(shapes)}"
         if self.crowd:
             line += f", {self.crowd:,} crowd regions"
 
@@ -92,13 +106,42 @@ class Report:
         """Return the first problem that is not a note, with its file and line; "" for none."""
         return first_of(self.problems)
 
-    def with_cache(self, state: str, run_folders: Iterable[Problem] = ()) -> "Report":
+    def warnings(self) -> list[str]:
+        """Return a sentence for each thing that looks like a mistake in the data."""
+        sentences = list(self.unmatched_labels)
+        if self.without_label_file > self.images / 2:
+            without = f"{self.without_label_file:,} of {counted(self.images, 'image')}"
+            sentences.append(
+                f"{without} have no label file and teach that there is nothing to find"
+            )
+
+        largest = max(self.instances_per_class, key=lambda entry: entry[1], default=("", 0))
+        name, count = largest
+        is_most = count >= MOST_OF_ALL * self.instances and self.instances > FEW_BOXES
+        if is_most and len(self.instances_per_class) > 1:
+            share = count / self.instances
+            sentences.append(f"{share:.0%} of the boxes are of class '{excerpt(name)}'")
+        return sentences
+
+    def with_cache(
+        self,
+        state: str,
+        sentences: Iterable[Problem] = (),
+        unmatched_labels: Iterable[Problem] = (),
+    ) -> "Report":
         """Return the same report with the state of the label cache, such as "from cache".
 
-        run_folders: the run folders that were left out this time. A new one does not make the cache
-        invalid.
+        Args:
+            state: of the cache.
+            sentences: that were left out this time. A new one does not make the cache invalid.
+            unmatched_labels: the label files without an image this time, likewise.
         """
-        return replace(self, cache=state, run_folders=tuple(map(str, run_folders)))
+        return replace(
+            self,
+            cache=state,
+            sentences=tuple(map(str, sentences)),
+            unmatched_labels=tuple(map(str, unmatched_labels)),
+        )
 
 
 def first_of(problems: Iterable[Problem]) -> str:
@@ -125,7 +168,9 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
     fields["no_usable_row"] = tuple(values["no_usable_row"])
-    fields["run_folders"] = tuple(values.get("run_folders", ()))  # absent from older caches
+    for name in ("sentences", "unmatched_labels"):
+        fields[name] = tuple(values[name])
+    fields["converted"] = tuple(values["converted"].items())
     return Report(**fields)
 
 

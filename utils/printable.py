@@ -54,10 +54,17 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "class"), counted(2, "box"), counted(0, "image")
     ('1 class', '2 boxes', '0 images')
     """
-    if number == 1:
-        return f"1 {noun}"
+    return f"1 {noun}" if number == 1 else f"{number:,} {plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun.
+
+    >>> plural("class"), plural("image")
+    ('classes', 'images')
+    """
     ending = "es" if noun.endswith(("s", "x")) else "s"
-    return f"{number:,} {noun}{ending}"
+    return f"{noun}{ending}"
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:

@@ -1,6 +1,6 @@
 """The interface of label format readers, and the records that they return to data/scan.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,8 +20,15 @@ class ListedImage(NamedTuple):
     image_id: int = 0  # from the file, if the format has ids
     # (width, height) in the list, if the format has it
     declared_size: tuple[int, int] | None = None
-    rows: Sequence[LabelRow] = ()  # if the format reads them together with the list of images
-    dropped_rows: int = 0  # unusable rows of the image that were found and reported then
+    # if the format reads them together with the list of images
+    rows: Sequence[LabelRow] = ()
+    normalized: bool = False  # whether these rows are in fractions of the image, not in pixels
+    # the number of rows that were no upright boxes, by their shape, such as "polygon"
+    converted: Mapping[str, int] = {}
+    # of YOLO's rows: those of so many values are a box and values that are left out; 0: none are
+    box_row_length: int = 0
+    dropped_rows: int = 0  # unusable rows of the image that were found then
+    problems: Sequence[Problem] = ()  # that were found then
 
 
 class SourceImages(NamedTuple):
@@ -41,6 +48,18 @@ class ImageRows(NamedTuple):
     has_labels: bool = True  # False: there is no label file, so the image counts as background
     # (width, height) in the image's label file, if the format has it
     declared_size: tuple[int, int] | None = None
+    # the number of rows that were no upright boxes, by their shape, such as "polygon"
+    converted: Mapping[str, int] = {}
+
+
+class ClassNames(NamedTuple):
+    """The classes of a source, in order.
+
+    origin: the path of the file that lists them, "" if they are the names in use, sorted.
+    """
+
+    names: tuple[str, ...]
+    origin: str = ""
 
 
 class LabelFormat(Protocol):
@@ -51,15 +70,28 @@ class LabelFormat(Protocol):
     lists_images: whether a source is one file that lists its images and contains their labels. Such
     a file takes seconds to read, so the cache stores the paths in it, and it is read again only
     after a change. The images of other sources are found by listing their folder on every run.
+    title: of the format, for the log.
     suffixes: of its label files, and of its lists of images, in lower case; downloads keep no other
     files than these and images.
     """
 
-    lists_images: bool
-    suffixes: frozenset[str]
+    @property
+    def lists_images(self) -> bool: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def suffixes(self) -> frozenset[str]: ...
 
     def accepts(self, source: Path) -> bool:
         """Whether `source`, an absolute path, has this format."""
+
+    def class_names(self, source: Path) -> ClassNames:
+        """Return the classes of a source, for a data set without a list of names.
+
+        Raises ValueError with its path if it cannot be used.
+        """
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         """Return the images of a source. Raises ValueError with its path if it cannot be used."""

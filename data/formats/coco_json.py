@@ -1,16 +1,16 @@
 """Read COCO JSON (object detection): images, and annotations as label rows."""
 
-import json
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.formats.base import ImageRows, ListedImage, SourceImages
+from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
+from data.formats.image_finder import AmbiguousImageError, ImageFinder
+from data.formats.json_files import brief, read_json
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
     IMAGE_DROPPED,
@@ -21,7 +21,6 @@ from data.report import (
     ROW_DUPLICATE,
     Problem,
 )
-from utils.images.decode import read_bytes
 from utils.printable import counted, excerpt, printable
 
 MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
@@ -97,18 +96,38 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
 class CocoJson:
     """Reads COCO JSON files as sources of a data set."""
 
-    lists_images = True
-    suffixes = frozenset({".json"})
+    lists_images: ClassVar[bool] = True
+    title: ClassVar[str] = "COCO JSON"
+    suffixes: ClassVar[frozenset[str]] = frozenset({".json"})
 
     def accepts(self, source: Path) -> bool:
         return source.suffix.lower() == ".json" and not os.path.isdir(source)
+
+    def class_names(self, source: Path) -> ClassNames:
+        document = _load(source)
+        categories = _categories(source, document["categories"])
+        annotations = [entry for entry in document["annotations"] if isinstance(entry, dict)]
+        used = {_whole_number(entry.get("category_id")) for entry in annotations}
+        groups = []  # that have other names than their members
+        for entry in document["categories"]:
+            if entry.get("supercategory") != entry["name"]:
+                groups.append(entry.get("supercategory"))
+
+        # Roboflow lists the name of the whole data set as a category, too.
+        names = []
+        for category_id in sorted(categories):
+            name = categories[category_id]
+            if category_id in used or name not in groups:
+                names.append(name)
+        return ClassNames(tuple(names), str(source))
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         file = read_coco_annotations(source, names)
         listed = []
         for image, rows, dropped in zip(file.images, file.rows, file.dropped_rows, strict=True):
             path, image_id, size = image
-            listed.append(ListedImage(path, str(source), image_id, size, rows, dropped))
+            entry = ListedImage(path, str(source), image_id, size, rows=rows, dropped_rows=dropped)
+            listed.append(entry)
         return SourceImages(listed, file.problems, file.category_ids)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
@@ -166,38 +185,11 @@ def rows_inside(
 
 
 def _load(file: Path) -> dict[str, list]:
-    try:
-        document = json.loads(read_bytes(file), object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{printable(file)} line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{printable(file)}: nested too deeply") from None
-    except ValueError as error:
-        reason = str(error)
-        if printable(file) not in reason:
-            reason = f"{printable(file)}: not JSON: {excerpt(reason, 200)}"
-        raise ValueError(reason) from None
-
+    document = read_json(file)
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
             raise ValueError(f"{printable(file)} is not a COCO JSON: it has no list '{key}'")
     return document
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object.
-
-    Raises ValueError if a key appears twice, because readers disagree on its value.
-    """
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        repeated = next(key for key in counts if counts[key] > 1)
-        raise ValueError(
-            f"the object with the id {_brief(entries.get('id'))} has the key '{excerpt(repeated)}' "
-            "twice"
-        )
-    return entries
 
 
 def _whole_number(value: Any) -> int | None:
@@ -209,21 +201,6 @@ def _whole_number(value: Any) -> int | None:
         value = int(value)
     is_exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
     return value if is_exact else None
-
-
-def _brief(value: Any) -> str:
-    """Return a short text of a JSON value for an error message."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        inner = []
-        for entry in value[:5]:
-            is_nested = isinstance(entry, (list, dict))
-            inner.append("..." if is_nested else excerpt(repr(entry), 20))
-        if len(value) > 5:
-            inner.append("...")
-        return f"[{', '.join(inner)}]"
-    return excerpt(repr(value))
 
 
 def _categories(file: Path, entries: list) -> dict[int, str]:
@@ -294,17 +271,32 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
     # The folder of the images.
     file_names = list(first_ids)
     root = images_root(file, file_names)
-    if file_names and not _count_existing(root, file_names):
-        problems.append(_images_not_found(file, file_names))
 
     # Each image once, and the place of each id in that list.
+    finder = ImageFinder(file)
     images = []
     for name, first_id in first_ids.items():
         path = os.path.abspath(os.path.join(root, name))
+        if not os.path.isfile(path):
+            path = _found_elsewhere(finder, name, path)
         images.append(CocoImage(path, first_id, sizes[first_id]))
+    if images and not any(os.path.isfile(image.path) for image in images):
+        problems.append(_images_not_found(file, file_names))
+    for rule, count in finder.rules.most_common():
+        reason = f"{counted(count, 'image name')} found {rule}"
+        problems.append(Problem(NOTE, printable(file), reason))
+
     index_of_name = {name: index for index, name in enumerate(first_ids)}
     index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}
     return ListedImages(images, index_of_id, ambiguous)
+
+
+def _found_elsewhere(finder: ImageFinder, name: str, path: str) -> str:
+    """Return the path of an image that is not where the JSON says; `path` if it is not found."""
+    try:
+        return finder.find(name) or path
+    except AmbiguousImageError:
+        return path
 
 
 def _images_not_found(file: Path, file_names: Sequence[str]) -> Problem:
@@ -333,9 +325,9 @@ def _image_entry(entry: Any) -> tuple[int, str]:
     image_id = _whole_number(entry.get("id"))
     name = entry.get("file_name")
     if image_id is None:
-        raise BadRowError(f"id is {_brief(entry.get('id'))}, must be a whole number")
+        raise BadRowError(f"id is {brief(entry.get('id'))}, must be a whole number")
     if not isinstance(name, str) or not name:
-        raise BadRowError(f"file_name is {_brief(name)}, must be a path")
+        raise BadRowError(f"file_name is {brief(name)}, must be a path")
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -456,7 +448,7 @@ def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
     """Return the value of a key as the JSON has it. Raises BadRowError if the table lacks it."""
     number = _whole_number(key)
     if number is None or number not in table:
-        raise BadRowError(f"{what} {_brief(key)} is not among the file's {where}")
+        raise BadRowError(f"{what} {brief(key)} is not among the file's {where}")
     return table[number]
 
 
@@ -466,7 +458,7 @@ def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow
     bbox = entry.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_coordinate, bbox)):
         raise BadRowError(
-            f"bbox is {_brief(bbox)}, must be four finite numbers: left, top, width, height"
+            f"bbox is {brief(bbox)}, must be four finite numbers: left, top, width, height"
         )
     x, y, w, h = map(float, bbox)
     if min(w, h) < MIN_BOX_SIDE:
@@ -476,7 +468,7 @@ def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow
 
     crowd = entry.get("iscrowd", 0)
     if crowd not in (0, 1):
-        raise BadRowError(f"iscrowd is {_brief(crowd)}, must be 0 or 1")
+        raise BadRowError(f"iscrowd is {brief(crowd)}, must be 0 or 1")
 
     area = w * h
     if _is_area(entry.get("area")):
@@ -500,7 +492,7 @@ def _note_area(entry: dict[str, Any], row: LabelRow, where: str, problems: list[
     """Add a note if the area of an annotation cannot be used."""
     area = entry.get("area")
     if area is not None and not _is_area(area):
-        reason = f"area is {_brief(area)}, replaced by width x height = {row.area:g}"
+        reason = f"area is {brief(area)}, replaced by width x height = {row.area:g}"
         problems.append(Problem(NOTE, where, reason))
 
 

@@ -7,12 +7,35 @@ from pathlib import Path
 
 from data.formats.base import LabelFormat
 from data.formats.coco_json import CocoJson
+from data.formats.tools.createml import CreateMl
+from data.formats.tools.csv_boxes import CsvBoxes
+from data.formats.tools.cvat import Cvat
+from data.formats.tools.dota import Dota
+from data.formats.tools.label_studio import LabelStudio
+from data.formats.tools.labelme import LabelMe
+from data.formats.tools.supervisely import Supervisely
+from data.formats.tools.via import ViaCsv, ViaJson
+from data.formats.tools.vott import Vott
+from data.formats.tools.wider_face import WiderFace
 from data.formats.visdrone import VisDrone
-from data.formats.voc_xml import VocXml
+from data.formats.voc.reader import VocXml
 from data.formats.yolo_txt import YoloText
 
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
+    # Files that list images. COCO last of the JSON files: it accepts all of them.
+    CreateMl(),
+    LabelStudio(),
+    ViaJson(),
+    Vott(),
     CocoJson(),
+    Cvat(),
+    ViaCsv(),
+    CsvBoxes(),
+    WiderFace(),
+    # Folders with a label file for each image
+    Dota(),
+    LabelMe(),
+    Supervisely(),
     VocXml(),
     VisDrone(),
     YoloText(),  # accepts everything, and raises an error for what it cannot read

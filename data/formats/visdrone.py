@@ -7,8 +7,15 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from data.formats.base import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
+from data.formats.base import (
+    ClassNames,
+    ImageRows,
+    ListedImage,
+    SourceImages,
+    UnreadableLabelsError,
+)
 from data.formats.yolo_txt import BYTE_ORDER_MARK, has_yolo_labels, label_bytes, rows_in_utf_16
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
@@ -16,7 +23,19 @@ from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import excerpt, printable
 
 ROW = re.compile(rb"\s*-?\d{1,7}(,-?\d{1,7}){7},?\s*")
-CLASSES = 10  # categories 1 to 10
+NAMES = (
+    "pedestrian",
+    "people",
+    "bicycle",
+    "car",
+    "van",
+    "truck",
+    "tricycle",
+    "awning-tricycle",
+    "bus",
+    "motor",
+)
+CLASSES = len(NAMES)  # categories 1 to 10
 REGION_CATEGORIES = (0, 11)  # ignored regions, other objects
 START_BYTES = 4096  # of a label file, to see whether it has such rows
 
@@ -27,13 +46,17 @@ class VisDrone:
     An image with YOLO's .txt file makes the folder one of that format.
     """
 
-    lists_images = False
-    suffixes = frozenset({".txt"})
+    lists_images: ClassVar[bool] = False
+    title: ClassVar[str] = "VisDrone"
+    suffixes: ClassVar[frozenset[str]] = frozenset({".txt"})
 
     def accepts(self, source: Path) -> bool:
         if not os.path.isdir(source) or has_yolo_labels(source):
             return False
         return any(_has_rows(annotation_path(image)) for image in walk_images(source))
+
+    def class_names(self, source: Path) -> ClassNames:
+        return ClassNames(NAMES)
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         if len(names) != CLASSES:

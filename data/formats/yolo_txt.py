@@ -6,23 +6,44 @@ A row is `class cx cy w h`, a box, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon.
 import codecs
 import os
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from data.formats.base import ImageRows, ListedImage, SourceImages, UnreadableLabelsError
-from data.formats.voc_folders import first_xml
+from data.formats.base import (
+    ClassNames,
+    ImageRows,
+    ListedImage,
+    SourceImages,
+    UnreadableLabelsError,
+)
+from data.formats.name_lists import NAME_LISTS, listed_names
+from data.formats.voc.folders import first_xml
+from data.formats.yolo_values import BOX_VALUES, box_row_length, rows_of_files
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
-from data.report import NOTE, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
-from utils.images.decode import read_bytes
+from data.report import (
+    NOTE,
+    ROW_CLIPPED,
+    ROW_DROPPED,
+    ROW_DUPLICATE,
+    UNMATCHED_LABELS,
+    VALUES_LEFT_OUT,
+    Problem,
+)
+from utils.images.decode import is_image_name, read_bytes
 from utils.printable import counted, excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
 # fraction of the image side by which rounding to six digits may overshoot; not clipped
 ROUNDING = 1e-5
+MOST_FRACTION = 2  # larger coordinates are hardly fractions
+PREFIX = re.compile(r"^[0-9a-f]{8}-(?=.)")  # that Label Studio puts before names
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
@@ -31,16 +52,28 @@ DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 class YoloText:
     """Reads folders, .txt lists and single images; each image has its own label file."""
 
-    lists_images = False
-    suffixes = frozenset({".txt"})
+    lists_images: ClassVar[bool] = False
+    title: ClassVar[str] = "YOLO"
+    suffixes: ClassVar[frozenset[str]] = frozenset({".txt"})
 
     def accepts(self, _: Path) -> bool:
         return True
 
+    def class_names(self, source: Path) -> ClassNames:
+        listed = listed_names(source)
+        return listed or ClassNames(_numbers_in_use(self.images(source, ()).images))
+
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         paths, problems = find_images(source)
         images = [ListedImage(path, label_path(path)) for path in paths]
-        return SourceImages(images, problems + _unused_xml(source, paths))
+        problems += _unused_xml(source, paths)
+        length = box_row_length(rows_of_files(_contents_of_labels(images)))
+        if length:
+            images = [image._replace(box_row_length=length) for image in images]
+            problems.append(Problem(VALUES_LEFT_OUT, printable(source), _left_out_text(length)))
+        if os.path.isdir(source):
+            problems += _unmatched_labels(source, images)
+        return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
@@ -48,8 +81,105 @@ class YoloText:
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
 
-        rows, problems = parse_label_file(data or b"", image.label_file, size, len(names))
-        return ImageRows(rows, problems, has_labels=data is not None)
+        rows, problems = parse_label_file(
+            data or b"", image.label_file, size, len(names), image.box_row_length
+        )
+        polygons = sum(row.points is not None for row in rows)
+        converted = {"polygon": polygons} if polygons else {}
+        return ImageRows(rows, problems, has_labels=data is not None, converted=converted)
+
+
+def _numbers_in_use(images: Iterable[ListedImage]) -> tuple[str, ...]:
+    """Return "0", "1", ... up to the largest class in the label files of images.
+
+    Rows that cannot be read are passed over: the scan reports them.
+    """
+    largest = -1
+    for image in images:
+        try:
+            data = label_bytes(image.label_file) or b""
+        except ValueError:
+            continue
+        for line in data.removeprefix(BYTE_ORDER_MARK).splitlines():
+            first = line.split(maxsplit=1)[:1]
+            if first and first[0].isdigit() and len(first[0]) < 7:
+                largest = max(largest, int(first[0]))
+    return tuple(map(str, range(largest + 1)))
+
+
+def _contents_of_labels(images: Iterable[ListedImage]) -> Iterator[bytes]:
+    """Return the contents of the label files that exist and can be read."""
+    for image in images:
+        try:
+            data = label_bytes(image.label_file)
+        except ValueError:
+            continue  # the scan reports it
+        if data is not None:
+            yield data.removeprefix(BYTE_ORDER_MARK)
+
+
+def _left_out_text(length: int) -> str:
+    """Return what is said of rows with more values than a box."""
+    if length == BOX_VALUES + 1:
+        return "all rows have six values: the sixth, a confidence or a track number, is left out"
+    return (
+        f"rows of {length} values are boxes with keypoints, since all points lie in the boxes: "
+        "the keypoints are left out; kpt_shape in a data YAML decides it"
+    )
+
+
+def _unmatched_labels(source: Path, images: Sequence[ListedImage]) -> list[Problem]:
+    """Return a problem if label files in the folders of the images' labels have no image."""
+    stems_of: dict[str, set[str]] = defaultdict(set)
+    for image in images:
+        folder, name = os.path.split(image.label_file)
+        stems_of[folder].add(os.path.splitext(name)[0])
+
+    unmatched: list[str] = []
+    for folder, stems in stems_of.items():
+        if not os.path.isdir(folder):
+            continue
+        for name in os.listdir(folder):
+            stem, suffix = os.path.splitext(name)
+            is_label = suffix == ".txt" and name not in NAME_LISTS and not name.startswith(".")
+            if is_label and stem not in stems and not is_list_of_images(Path(folder, name)):
+                unmatched.append(stem)
+    if not unmatched:
+        return []
+    all_stems = {stem for stems in stems_of.values() for stem in stems}
+    return [Problem(UNMATCHED_LABELS, printable(source), _unmatched_text(unmatched, all_stems))]
+
+
+def _unmatched_text(unmatched: Sequence[str], stems: Collection[str]) -> str:
+    """Return what is said of label files without an image: number, names, the likely reason.
+
+    unmatched: their names without suffix. stems: those of the images.
+    """
+    names = ", ".join(f"{excerpt(name, 60)}.txt" for name in sorted(unmatched)[:3])
+    text = f"{counted(len(unmatched), 'label file')} without an image, such as {names}"
+
+    # The reason: a prefix, or another spelling.
+    prefixed = [name for name in unmatched if PREFIX.match(name)]
+    matched_without = sum(PREFIX.sub("", name) in stems for name in prefixed)
+    if matched_without:
+        first = PREFIX.match(prefixed[0])
+        prefix = first[0] if first else ""
+        return f"{text}; {matched_without:,} begin with a prefix such as {prefix}, no image does"
+    spellings = {unicodedata.normalize("NFC", stem).casefold() for stem in stems}
+    spelled = sum(unicodedata.normalize("NFC", name).casefold() in spellings for name in unmatched)
+    if spelled:
+        return f"{text}; {spelled:,} differ from an image's name in capital letters or accents only"
+    return text
+
+
+def is_list_of_images(file: Path) -> bool:
+    """Whether a text file begins with the path of an image, as lists of images do."""
+    try:
+        with open(file, "rb") as stream:
+            first = stream.readline(4096).decode("utf-8", "replace")
+    except OSError:
+        return False
+    return is_image_name(os.path.basename(first.strip()))
 
 
 def _unused_xml(source: Path, images: Sequence[str]) -> list[Problem]:
@@ -101,9 +231,16 @@ def label_bytes(file: str) -> bytes | None:
 
 
 def parse_label_file(
-    data: bytes, file: str, size: tuple[int, int], num_classes: int
+    data: bytes, file: str, size: tuple[int, int], num_classes: int, box_row_length: int = 0
 ) -> tuple[list[LabelRow], list[Problem]]:
-    """Return the rows of a label file, and the problems; size: width and height of the image.
+    """Return the rows of a label file, and the problems.
+
+    Args:
+        data: the contents.
+        file: its path, for messages.
+        size: width and height of the image.
+        num_classes: number of classes.
+        box_row_length: rows of so many values are a box and values that are left out; 0: none are.
 
     Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
     Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both
@@ -121,6 +258,8 @@ def parse_label_file(
         tokens = line.split()
         if not tokens:
             continue
+        if len(tokens) == box_row_length:
+            tokens = tokens[:BOX_VALUES]
         where = f"{printable(file)} line {number}"
         try:
             values = _numbers(tokens)
@@ -237,7 +376,10 @@ def _row(
     low, high = min(coordinates), max(coordinates)
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         worst = low if low < -TOLERANCE else high
-        raise BadRowError(f"coordinate {worst:g} is outside 0-1 by more than {TOLERANCE:.0%}")
+        reason = f"coordinate {worst:g} is outside 0-1 by more than {TOLERANCE:.0%}"
+        if worst > MOST_FRACTION:
+            reason += "; is it in pixels? YOLO's are fractions of the image"
+        raise BadRowError(reason)
 
     points = None
     if len(coordinates) == 4:

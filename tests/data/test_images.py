@@ -178,3 +178,26 @@ def test_run_folders_without_images_are_not_mentioned(tmp_path: Path) -> None:
     draw_files(tmp_path, "a.jpg")
     new_run_folder(tmp_path, "exp", exist_ok=False)
     assert find_images(tmp_path) == ([str(tmp_path / "a.jpg")], [])
+
+
+def test_photographs_as_heic_are_answered_with_their_conversion(tmp_path: Path) -> None:
+    (tmp_path / "a.HEIC").write_bytes(b"x")
+    (problem,) = find_images(tmp_path).problems
+    assert problem.reason == (
+        "files that are not images, ignored: 1 .heic; photographs as .heic are not read: convert "
+        "them, as with 'magick mogrify -format jpg *.heic'"
+    )
+
+
+def test_paths_of_another_machine_are_found_without_their_first_folders(tmp_path: Path) -> None:
+    for folder in ("images", "more"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.png").write_bytes(b"x")
+    lines = ["data/images/a.png", "C:\\sets\\more\\a.png", "../../more/x.png"]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    found = find_images(tmp_path / "list.txt")
+    assert found.images == [str(tmp_path / name / "a.png") for name in ("images", "more")]
+    assert [problem.reason for problem in found.problems] == [
+        f"{tmp_path.parents[1]}/more/x.png does not exist",
+        "2 paths found without the first folders, as data/ of CVAT's",
+    ]

@@ -16,6 +16,8 @@ GRAY_PNM_STARTS = (b"P1", b"P2", b"P4", b"P5")
 # JPEG's markers.
 JPEG_END = b"\xff\xd9"
 JPEG_SCAN = 0xDA
+JPEG_EXIF = 0xE1
+EXIF_START = b"Exif\0\0"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # one for each coding process
 PROGRESSIVE = (0xC2, 0xCA)
 
@@ -67,6 +69,24 @@ def jpeg_header(data: bytes) -> JpegHeader:
         length = int.from_bytes(data[position + 2 : position + 4], "big")
         position += 2 + length
     return header
+
+
+def jpeg_exif(data: bytes) -> bytes:
+    """Return the EXIF data in the header of a JPEG, with their mark; b"" if there are none."""
+    position = len(JPEG_START)
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xFF:  # a filling byte before a marker
+            position += 1
+            continue
+        if marker == JPEG_SCAN:
+            break
+        end = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        content = data[position + 4 : end]
+        if marker == JPEG_EXIF and content.startswith(EXIF_START):
+            return content
+        position = end
+    return b""
 
 
 def gif_pixels(data: bytes) -> int:

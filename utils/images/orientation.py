@@ -13,12 +13,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from utils.images.headers import PNG_START, png_chunks, tiff_number
+from utils.images.headers import (
+    EXIF_START,
+    JPEG_START,
+    PNG_START,
+    TIFF_STARTS,
+    jpeg_exif,
+    png_chunks,
+    tiff_number,
+)
 from utils.images.opencv import cv2
 
 AS_STORED = 1  # the EXIF orientation of an image that is not turned
 ORIENTATION_TAG = 0x0112
-EXIF_START = b"Exif\0\0"
 
 # A hostile file can have a box for each 8 bytes, and an association for each byte.
 MAX_BOXES = 1000
@@ -54,6 +61,15 @@ EXIF_OF_AVIF = {
     (2, 1): 4,
     (3, 1): 5,
 }
+
+
+def stored_orientation(data: bytes) -> int:
+    """Return the EXIF orientation, 1 to 8, of an image file of any kind; 1 if it has none."""
+    if data.startswith(JPEG_START):
+        return _exif_orientation(jpeg_exif(data))
+    if data[:4] in TIFF_STARTS:
+        return _exif_orientation(data)
+    return orientation_of(data) or AS_STORED
 
 
 def orientation_of(data: bytes) -> int | None:

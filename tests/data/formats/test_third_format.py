@@ -1,4 +1,4 @@
-"""A new label format, a CSV of boxes, added with a reader and one entry in FORMATS."""
+"""A new label format, rows in a file `.boxes`, added by a reader and one entry in FORMATS."""
 
 import csv
 from collections.abc import Sequence
@@ -10,30 +10,35 @@ import torch
 import train
 from data.dataset_yaml import read_data_yaml
 from data.formats import registry as formats
-from data.formats.base import ImageRows, ListedImage, SourceImages
+from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
 from data.formats.coco_json import CocoJson
 from data.formats.yolo_txt import YoloText
 from data.labels import LabelRow
 from data.report import ROW_DROPPED, Problem
 from data.scan import scan
+from tests.conftest import draw_tiny_data
 from tests.data.test_labels import assert_same
-from tests.support.tiny_data import draw_tiny_data
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
 CPU = World(torch.device("cpu"))
 
 
-class BoxCsv:
-    """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the CSV, classes by name, corners
+class BoxRows:
+    """Reads rows of `file,class,x1,y1,x2,y2`: files relative to the list, classes by name, corners
     in pixels.
     """
 
     lists_images = True
-    suffixes = frozenset({".csv"})
+    title = "rows of boxes"
+    suffixes = frozenset({".boxes"})
 
     def accepts(self, source: Path) -> bool:
-        return source.suffix == ".csv"
+        return source.suffix == ".boxes"
+
+    def class_names(self, source: Path) -> ClassNames:
+        with open(source, newline="") as file:
+            return ClassNames(tuple(sorted({row[1] for row in csv.reader(file)})))
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         rows: dict[str, list[LabelRow]] = {}
@@ -61,17 +66,17 @@ class BoxCsv:
 
 
 @pytest.fixture
-def _csv_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "FORMATS", (BoxCsv(), *formats.FORMATS))
+def _row_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "FORMATS", (BoxRows(), *formats.FORMATS))
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Return the YAML of the tiny data set, with its labels also in boxes.csv."""
+    """Return the YAML of the tiny data set, with its labels also in boxes.boxes."""
     file = draw_tiny_data(tmp_path / "set")
     spec = read_data_yaml(file)
     labels, _ = scan(spec.sources("train"), spec.names)
-    with open(file.parent / "boxes.csv", "w", newline="") as target:
+    with open(file.parent / "boxes.boxes", "w", newline="") as target:
         writer = csv.writer(target)
         for i in range(len(labels)):
             rows = labels.rows(i)
@@ -87,14 +92,14 @@ def data(tmp_path: Path) -> Path:
 def test_first_accepting_format_is_used() -> None:
     kinds = {
         name: type(formats.format_of(Path(name)))
-        for name in ("/a/b.json", "/a/B.JSON", "/a/b.txt", "/a", "/c.csv")
+        for name in ("/a/b.json", "/a/B.JSON", "/a/b.txt", "/a", "/c.boxes")
     }
     assert kinds == {
         "/a/b.json": CocoJson,
         "/a/B.JSON": CocoJson,
         "/a/b.txt": YoloText,
         "/a": YoloText,
-        "/c.csv": YoloText,
+        "/c.boxes": YoloText,
     }
 
 
@@ -104,15 +109,15 @@ def test_folder_with_json_suffix_is_not_a_coco_json(tmp_path: Path) -> None:
 
 
 def test_unregistered_format_is_rejected(data: Path) -> None:
-    with pytest.raises(ValueError, match=r"boxes.csv is not a folder, a .txt list or an image"):
-        scan([data.parent / "boxes.csv"], ["disc", "square", "bar"])
+    with pytest.raises(ValueError, match=r"boxes.boxes is not a folder, a .txt list or an image"):
+        scan([data.parent / "boxes.boxes"], ["disc", "square", "bar"])
 
 
-@pytest.mark.usefixtures("_csv_format")
+@pytest.mark.usefixtures("_row_format")
 def test_scan_of_new_format_equals_yolo_txt(data: Path) -> None:
     spec = read_data_yaml(data)
     text, _ = scan(spec.sources("train"), spec.names)
-    boxes, report = scan([data.parent / "boxes.csv"], spec.names)
+    boxes, report = scan([data.parent / "boxes.boxes"], spec.names)
     assert [text.path(i) for i in range(8)] == [boxes.path(i) for i in range(8)]
     assert boxes.boxes_xywh == pytest.approx(text.boxes_xywh, abs=1e-9)
     for name in ("classes", "offsets", "sizes", "image_ids", "category_ids", "crowd"):
@@ -125,9 +130,9 @@ def test_scan_of_new_format_equals_yolo_txt(data: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("_csv_format")
+@pytest.mark.usefixtures("_row_format")
 def test_problems_and_duplicate_images_of_new_format_are_reported(data: Path) -> None:
-    file = data.parent / "boxes.csv"
+    file = data.parent / "boxes.boxes"
     with open(file, "a") as target:
         target.write("images/0.png,cat,1,1,9,9\n")
     labels, report = scan([file, data.parent / "images"], ["disc", "square", "bar"])
@@ -140,9 +145,9 @@ def test_problems_and_duplicate_images_of_new_format_are_reported(data: Path) ->
     )
 
 
-@pytest.mark.usefixtures("_csv_format")
+@pytest.mark.usefixtures("_row_format")
 def test_scan_cache_detects_changes_of_new_format(data: Path, tmp_path: Path) -> None:
-    file, names = data.parent / "boxes.csv", ["disc", "square", "bar"]
+    file, names = data.parent / "boxes.boxes", ["disc", "square", "bar"]
 
     def again(expected: str) -> int:
         labels, report = scan([file], names, cache_dir=tmp_path / "cache")
@@ -160,10 +165,10 @@ def test_scan_cache_detects_changes_of_new_format(data: Path, tmp_path: Path) ->
     assert again("from cache") == 18
 
 
-@pytest.mark.usefixtures("_csv_format")
+@pytest.mark.usefixtures("_row_format")
 def test_new_format_can_be_trained_on(data: Path, tiny_model: str, tmp_path: Path) -> None:
-    yaml = data.with_name("csv.yaml")
-    yaml.write_text("path: .\ntrain: boxes.csv\nval: boxes.csv\nnames: [disc, square, bar]\n")
+    yaml = data.with_name("rows.yaml")
+    yaml.write_text("path: .\ntrain: boxes.boxes\nval: boxes.boxes\nnames: [disc, square, bar]\n")
     flags = [
         "--device",
         "cpu",

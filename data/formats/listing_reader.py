@@ -1,0 +1,157 @@
+"""What readers have in common whose file lists images together with their objects."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from data.formats.annotations import (
+    AnnotatedImage,
+    AnnotationFile,
+    class_indices,
+    label_rows,
+    place,
+    rows_in_image,
+)
+from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
+from data.formats.image_finder import AmbiguousImageError, ImageFinder
+from data.formats.resized import row_scaled
+from data.labels import BadRowError
+from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, ROW_DROPPED, Problem
+from utils.printable import counted, excerpt, printable
+
+START_BYTES = 8192  # of a file, to see what wrote it
+
+
+class ListingReader(ABC):
+    """Reads files of one annotation tool; a subclass says how such a file begins, and reads it."""
+
+    lists_images: ClassVar[bool] = True
+    title: ClassVar[str]  # the tool and its format, for the log
+    suffixes: ClassVar[frozenset[str]]
+
+    def accepts(self, source: Path) -> bool:
+        if source.suffix.lower() not in self.suffixes or not os.path.isfile(source):
+            return False
+        try:
+            with open(source, "rb") as stream:
+                start = stream.read(START_BYTES)
+        except OSError:
+            return False
+        return self.begins_with(start)
+
+    @abstractmethod
+    def begins_with(self, start: bytes) -> bool:
+        """Whether a file of this format may begin with these bytes."""
+
+    @abstractmethod
+    def read(self, file: Path) -> AnnotationFile:
+        """Return the contents of a file.
+
+        Raises ValueError with its path, or BadRowError without, if it cannot be used.
+        """
+
+    def contents(self, source: Path) -> AnnotationFile:
+        """Return the contents of a file. Raises ValueError with its path if it cannot be used."""
+        try:
+            return self.read(source)
+        except BadRowError as error:
+            raise ValueError(f"{printable(source)}: {error}") from None
+
+    def class_names(self, source: Path) -> ClassNames:
+        return self.contents(source).class_names(source)
+
+    def images(self, source: Path, names: Sequence[str]) -> SourceImages:
+        contents = self.contents(source)
+        finder = ImageFinder(source)
+        indices = class_indices(names)
+        problems = list(contents.problems)
+        listed: list[ListedImage] = []
+        missing: list[AnnotatedImage] = []
+        place_of: dict[str, str] = {}  # of each path, the place of its first entry
+        for image in contents.images:
+            where = f"{printable(source)} {place(image.number)}"
+            try:
+                path = _find(finder, image)
+            except AmbiguousImageError as error:
+                reason = f"'{excerpt(image.name, 200)}' {error}"
+                problems.append(Problem(IMAGE_DROPPED, where, reason))
+                continue
+            if path is None:
+                missing.append(image)
+                continue
+            first = place_of.setdefault(path, place(image.number))
+            if first != place(image.number):
+                reason = f"'{excerpt(image.name, 200)}' is the image of {first}, which counts"
+                problems.append(Problem(IMAGE_DROPPED, where, reason))
+                continue
+            rows = label_rows(image.annotations, indices, printable(source))
+            of_image = [*image.problems, *rows.problems]
+            listed.append(_listed(image, path, source, len(listed) + 1, rows, of_image))
+
+        problems += _not_found(source, missing, len(contents.images))
+        for rule, count in finder.rules.most_common():
+            images = counted(count, "image name")
+            problems.append(Problem(NOTE, printable(source), f"{images} found {rule}"))
+        return SourceImages(listed, problems)
+
+    def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
+        rows = image.rows
+        if image.normalized:
+            rows = [row_scaled(row, *size) for row in rows]
+        kept, problems = rows_in_image(rows, size, printable(image.label_file))
+        return ImageRows(kept, problems, converted=image.converted)
+
+
+def _find(finder: ImageFinder, image: AnnotatedImage) -> str | None:
+    """Return the path of an image; of several with its name, that in the folder of its split.
+
+    Raises AmbiguousImageError if it is none of them.
+    """
+    try:
+        return finder.find(image.name)
+    except AmbiguousImageError:
+        if not image.split:
+            raise
+        return finder.find(f"{image.split}/{image.name}")
+
+
+def _listed(
+    image: AnnotatedImage,
+    path: str,
+    source: Path,
+    image_id: int,
+    rows: ImageRows,
+    problems: Sequence[Problem],
+) -> ListedImage:
+    dropped = sum(problem.kind == ROW_DROPPED for problem in problems)
+    return ListedImage(
+        path,
+        str(source),
+        image_id,
+        image.declared_size,
+        rows=rows.rows,
+        normalized=image.normalized,
+        converted=rows.converted,
+        dropped_rows=dropped,
+        problems=problems,
+    )
+
+
+def _not_found(source: Path, missing: Sequence[AnnotatedImage], total: int) -> list[Problem]:
+    """Return the problems of images that a file names and that were not found."""
+    if not missing:
+        return []
+    if len(missing) == total:
+        names = ", ".join(f"'{excerpt(image.name, 100)}'" for image in missing[:3])
+        images = counted(total, "image")
+        reason = f"{images}, none found in this folder or beside it, such as {names}"
+        return [Problem(IMAGES_NOT_FOUND, printable(source), reason)]
+
+    problems = []
+    for image in missing:
+        where = f"{printable(source)} {place(image.number)}"
+        reason = f"no image '{excerpt(image.name, 200)}' in this folder"
+        problems.append(Problem(IMAGE_DROPPED, where, reason))
+    return problems

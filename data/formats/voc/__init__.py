@@ -1,0 +1,1 @@
+"""Pascal VOC: an XML file for each image, lists of image ids."""
