@@ -33,7 +33,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from training.settings.config import TrainConfig
+from training.settings.config import LISTS, TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
@@ -48,7 +48,15 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         "--cfg",
         help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)",
     )
-    add("--data", help="data set YAML, as a path or a name in data/")
+    add(
+        "--data",
+        help="data set: a YAML (path, or name in data/), a folder, an archive, or an annotation "
+        "tool's file",
+    )
+    add("--val-split", type=float, help="share of images held out where there is no val split")
+    add("--group", help="regular expression: images with the same match are in one split")
+    add("--strict", action="store_true", help="refuse data in which something looks wrong")
+    add("--names", nargs="+", help="class names of data that have none, in order")
     add(
         "--download",
         action="store_true",
@@ -158,8 +166,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
     launch, given = read_launch(parser, arguments)
-    if "freeze" in given:
-        given["freeze"] = tuple(given["freeze"])
+    for name in LISTS:
+        if name in given:
+            given[name] = tuple(given[name])
     return TrainConfig(**given, given=frozenset(given)), launch
 
 
@@ -173,6 +182,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data import (
+    Choices,
     Dataset,
     Loader,
     MultiScale,
@@ -257,6 +267,9 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
         cache_dir=requested.cache_dir,
         tile=requested.tile,
         tile_overlap=requested.tile_overlap,
+        choices=Choices(
+            requested.val_split, requested.group, requested.names, strict=requested.strict
+        ),
     )
     train_labels = data.read("train", log.say)
     data.read("val", log.say)
@@ -334,8 +347,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     progress = state.progress
 
     # The run folder: created only after all checks have passed
-    data_report = {split: report.as_dict() for split, report in data.reports.items()}
-    run.open_folder(data_report, log.say)
+    run.open_folder(data, log.say)
     log.send(RunStarted(run.folder, cfg.as_dict(), hyp.as_dict(), progress.results))
     pictures_wanted = world.is_main and not cfg.noplots
     pictures = Pictures(run.folder, data.names, active=pictures_wanted, written=log.image_written)

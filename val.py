@@ -43,7 +43,16 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         default=[],
         help="checkpoints, several make an ensemble (default: the newest best.pt)",
     )
-    add("--data", default="", help="data YAML (default: the one the checkpoint was trained on)")
+    add(
+        "--data",
+        default="",
+        help="data set: a YAML, a folder, an archive, or an annotation tool's file (default: the "
+        "one the checkpoint was trained on)",
+    )
+    add("--val-split", type=float, default=0.2, help="as train.py, for data without a val split")
+    add("--group", default="", help="as train.py, for data without a val split")
+    add("--strict", action="store_true", help="refuse data in which something looks wrong")
+    add("--names", nargs="+", default=[], help="class names of data that have none, in order")
     add(
         "--download",
         action="store_true",
@@ -133,6 +142,8 @@ def check_flags(args: Namespace) -> None:
         raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
+    if not 0 <= args.val_split < 1:
+        raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
     thresholds_of = (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres))
     for flag, threshold in thresholds_of:
         if not 0 <= threshold <= 1:
@@ -144,7 +155,7 @@ if __name__ == "__main__":
     gc.disable()  # garbage collection would take a fifth of the import time
 
 
-from data import Dataset, Labels, build_evaluation_loader, open_dataset
+from data import Choices, Dataset, Labels, build_evaluation_loader, open_dataset
 from models.backends import Backend
 from models.backends.combined import MergedClasses
 from models.loading import (
@@ -211,6 +222,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         download=args.download,
         single_class=args.single_cls or first.single_class,
         cache_dir=args.cache_dir,
+        choices=Choices(args.val_split, args.group, tuple(args.names), strict=args.strict),
         **tiles,
     )
     backend = combine_members(paths, members, dataset, args.augment)

@@ -4,6 +4,7 @@ from data.augment import Augmentation
 from data.balance import weights_after
 from data.cache import open_base_images
 from data.labels import Labels
+from data.layouts.opening import Choices
 from data.loader import Loader
 from data.loaders import (
     Images,
@@ -19,6 +20,7 @@ from data.splits import Dataset, open_dataset
 
 __all__ = [
     "Augmentation",
+    "Choices",
     "Dataset",
     "EvaluationSampler",
     "Images",

@@ -11,10 +11,11 @@ from utils.files.download import Source, check_url
 from utils.files.yaml_tree import is_absent, pairs, read_tree, where
 from utils.printable import counted, did_you_mean, excerpt, printable
 
-ALLOWED_KEYS = ("path", "train", "val", "test", "names", "nc", "download")
+ALLOWED_KEYS = ("path", "train", "val", "test", "labels", "names", "nc", "kpt_shape", "download")
 # keys of others
 MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}
-IGNORED_KEYS = ("roboflow",)  # in every Roboflow export: where the data set comes from
+# of Roboflow's exports: where the data set comes from; of keypoints: their mirror images
+IGNORED_KEYS = ("roboflow", "flip_idx")
 SPLITS = ("train", "val", "test")
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -23,7 +24,8 @@ MAX_BYTES = 4 * 1024 * 1024
 class DataSpec:
     """A parsed and checked data YAML.
 
-    `train`, `val`, `test`: paths of folders, lists and COCO .json files.
+    `train`, `val`, `test`: paths of folders, lists and files that list images. `labels`: the files
+    or folders that have the labels of all splits, if these are lists of images; otherwise empty.
     """
 
     file: Path
@@ -32,10 +34,14 @@ class DataSpec:
     val: tuple[Path, ...] | None
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
+    labels: tuple[Path, ...] = ()
+    keypoints: tuple[int, int] | None = None  # number and dimensions of those after each box
     download: tuple[Source, ...] = ()
     # why the `download` entry cannot be used; "" if it can be used or is absent
     download_error: str = ""
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
+    # whether the YAML was written for data that had none, into the cache: a run keeps a copy
+    is_written: bool = False
 
     def sources(self, split: str) -> tuple[Path, ...]:
         """Return the paths of `split`.
@@ -55,12 +61,21 @@ class DataSpec:
         for path in paths:
             if os.path.exists(path):
                 continue
-            hint = ""
+            hint = self._where_else(path)
             if self.download and not self.sources_exist():
                 hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
             missing = f"'{split}' is {printable(path)}, which does not exist"
             raise ValueError(f"{printable(self.file)}: {missing}{hint}")
         return paths
+
+    def _where_else(self, path: Path) -> str:
+        """Return what is said of a path that does not exist: where its data may be."""
+        beside = self.file.parent / os.path.relpath(path, self.root)
+        if beside != path and os.path.exists(beside):
+            return f"; {printable(beside)} exists: remove 'path' from the YAML, or correct it"
+        if self.file.parent == Path(__file__).parent:
+            return "; the first lines of that file say where to get the data"
+        return ""
 
     def needed(self) -> tuple[Path, ...]:
         """Return the paths of the train and val splits, or else those of the test split."""
@@ -121,6 +136,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     root = _root(file, entries.get("path"), notes)
     moved: list[str] = []
     train, val, test = [_split(root, file, key, entries.get(key), moved) for key in SPLITS]
+    labels = _split(root, file, "labels", entries.get("labels"), moved) or ()
     if moved:
         notes.append(
             f"{printable(file)}: {', '.join(moved)} not found: used without ../ in "
@@ -135,6 +151,8 @@ def read_data_yaml(file: str | Path) -> DataSpec:
         val=val,
         test=test,
         names=names,
+        labels=labels,
+        keypoints=_keypoints(file, entries.get("kpt_shape")),
         download=download,
         download_error=download_error,
         notes=tuple(notes),
@@ -300,6 +318,19 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
         raise ValueError(
             f"{where(file, node)}: 'nc' is {got}, but 'names' has {counted(len(names), 'class')}"
         )
+
+
+def _keypoints(file: Path, node: Node | None) -> tuple[int, int] | None:
+    """Return the number of keypoints and their dimensions, None without `kpt_shape`."""
+    if node is None or is_absent(node):
+        return None
+    entries = node.value if isinstance(node, SequenceNode) else []
+    values = [_whole_number(entry.value) for entry in entries if isinstance(entry, ScalarNode)]
+    if len(values) != 2 or not values[0] or values[1] not in (2, 3):
+        raise ValueError(
+            f"{where(file, node)}: 'kpt_shape' must be [number of keypoints, 2 or 3], as [17, 3]"
+        )
+    return values[0], values[1]
 
 
 def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:

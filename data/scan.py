@@ -2,8 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,10 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.resized import fit_rows
+from data.formats.selected import SelectedImages
+from data.formats.yolo_values import BOX_VALUES
+from data.images import find_images
 from data.labels import Labels, LabelsBuilder
 from data.report import (
     IMAGE_DAMAGED,
@@ -27,6 +31,8 @@ from data.report import (
     NOTE,
     ROW_DROPPED,
     RUN_FOLDERS,
+    UNMATCHED_LABELS,
+    VALUES_LEFT_OUT,
     Problem,
     ProblemLog,
     Report,
@@ -37,6 +43,7 @@ from utils.images.bit_depth import bit_depth
 from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
 from utils.images.decoder_messages import DecoderMessages, caught_messages
 from utils.images.headers import is_gray
+from utils.images.orientation import stored_orientation
 from utils.printable import counted, printable
 from utils.threads import map_in_threads
 
@@ -69,6 +76,7 @@ class Opened(NamedTuple):
     size: tuple[int, int]
     bits: int | None  # the bit depth of its values if the file has 16-bit ones, otherwise None
     gray: bool
+    orientation: int = 1  # of the file, as in EXIF
     # whether something was printed meanwhile, perhaps by a decoder in another thread
     warned: bool = False
 
@@ -86,19 +94,23 @@ class Listed:
 
     items: list[Item] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    run_folders: list[Problem] = field(default_factory=list)
+    sentences: list[Problem] = field(default_factory=list)
+    unmatched_labels: list[Problem] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
 
     def add(self, listed_source: ListedSource) -> None:
         """Add the images of one more source."""
         for problem in listed_source.contents.problems:
-            if problem.kind == RUN_FOLDERS:
-                self.run_folders.append(problem)
+            if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
+                self.sentences.append(problem)
+            elif problem.kind == UNMATCHED_LABELS:
+                self.unmatched_labels.append(problem)
             else:
                 self.problems.append(problem)
 
         for image in listed_source.contents.images:
+            self.problems += image.problems
             if image.path in self.seen:
                 self.problems.append(_listed_twice(image, listed_source))
                 continue
@@ -117,6 +129,8 @@ def scan(
     sources: Sequence[Path],
     names: Sequence[str],
     *,
+    labels_from: Sequence[Path] = (),
+    keypoints: tuple[int, int] | None = None,
     cache_dir: Path | None = None,
     threads: int = 4,
     progress: bool = False,
@@ -131,6 +145,10 @@ def scan(
     Args:
         sources: folders and files of any format in data/formats/.
         names: the class names.
+        labels_from: the sources that have the labels of the images in `sources`; () if each source
+            has its own.
+        keypoints: number and dimensions of the keypoints after the boxes in YOLO's rows; None: the
+            rows decide (data/formats/yolo_values.py).
         cache_dir: where the result is stored; nothing else is written.
         threads: number of threads that decode images.
         progress: show a bar on a terminal.
@@ -138,18 +156,23 @@ def scan(
     Raises EmptySplitError if there is no image or no label, and ValueError if a class is out of
     range.
     """
-    sources = [Path(os.path.abspath(source)) for source in sources]
+    lists = [Path(os.path.abspath(source)) for source in sources]
+    label_sources = [Path(os.path.abspath(source)) for source in labels_from]
+    readers, wanted = _readers(lists, label_sources)
+    sources = [*lists, *label_sources]  # all that is read
     listed = Listed()
-    readers = [(source, format_of(source)) for source in sources]
 
     # The images of folders. With those, a stored scan of the same files can be used.
     folders = _list_sources(readers, names, lists_images=False)
     for folder in folders:
-        listed.add(folder)
-    fingerprint = _fingerprint(sources, listed) if cache_dir is not None else ""
+        listed.add(_with_keypoints(folder, keypoints))
+    fingerprint = ""
+    if cache_dir is not None:
+        fingerprint = f"{_fingerprint(sources, listed)} {keypoints}"
     stored, state = _from_cache(cache_dir, sources, names, fingerprint)
     if stored is not None:
-        return stored.labels, stored.report.with_cache(state, listed.run_folders)
+        found = stored.report.with_cache(state, listed.sentences, listed.unmatched_labels)
+        return stored.labels, found
 
     # The images that files such as a COCO JSON list.
     files = _list_sources(readers, names, lists_images=True)
@@ -159,12 +182,13 @@ def scan(
         fingerprint = f"{fingerprint} {digest_of_states(in_files)}"
     for file in files:
         listed.add(file)
+    listed.problems += _without_entry(wanted, listed, label_sources)
     if not listed.items:
-        raise EmptySplitError(_no_images(sources, [*listed.run_folders, *listed.problems]))
+        raise EmptySplitError(_no_images(sources, [*listed.sentences, *listed.problems]))
 
     # The ids of a single source are kept, if it has some.
     source_ids = None
-    if len(sources) == 1:
+    if len(readers) == 1:
         (only,) = [*folders, *files]
         source_ids = only.contents.category_ids
     keep_ids = source_ids is not None
@@ -174,7 +198,44 @@ def scan(
     if cache_dir is not None:
         result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
         state = _to_cache(cache_dir, sources, names, result, state)
-    return labels, report.with_cache(state, listed.run_folders)
+    return labels, report.with_cache(state, listed.sentences, listed.unmatched_labels)
+
+
+def _readers(
+    sources: Sequence[Path], label_sources: Sequence[Path]
+) -> tuple[list[tuple[Path, LabelFormat]], set[str]]:
+    """Return what is read, each with its reader, and the images that are wanted of it.
+
+    Without label_sources those are the sources, and all of their images.
+    """
+    if not label_sources:
+        return [(source, format_of(source)) for source in sources], set()
+    wanted: set[str] = set()
+    for source in sources:
+        wanted.update(find_images(source).images)
+    readers = [(source, SelectedImages(format_of(source), wanted)) for source in label_sources]
+    return list(readers), wanted
+
+
+def _with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | None) -> ListedSource:
+    """Return a source whose rows have so many keypoints, if the YAML says so."""
+    if keypoints is None:
+        return listed_source
+    count, dimensions = keypoints
+    length = BOX_VALUES + count * dimensions
+    images = [image._replace(box_row_length=length) for image in listed_source.contents.images]
+    problems = [found for found in listed_source.contents.problems if found.kind != VALUES_LEFT_OUT]
+    contents = listed_source.contents._replace(images=images, problems=problems)
+    return listed_source._replace(contents=contents)
+
+
+def _without_entry(
+    wanted: set[str], listed: Listed, label_sources: Sequence[Path]
+) -> Iterator[Problem]:
+    """Return the problems of wanted images that the sources of labels do not have."""
+    sources = ", ".join(map(printable, label_sources[:3]))
+    for path in sorted(wanted - listed.seen):
+        yield Problem(IMAGE_DROPPED, printable(path), f"is not in {sources}")
 
 
 def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
@@ -240,6 +301,7 @@ def _check_all(
     unreadable: list[str] = []
     no_usable_row: list[str] = []
     without_file: list[ListedImage] = []
+    converted: Counter[str] = Counter()
     opened: list[tuple[str, Opened]] = []
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder(), caught_messages() as messages:
@@ -262,6 +324,7 @@ def _check_all(
 
             if not read.has_labels:
                 without_file.append(image)
+            converted.update(read.converted)
             opened.append((image.path, usable))
             image_id = image.image_id if keep_ids else len(opened)
             builder.add_image(image.path, usable.size, image_id, read.rows)
@@ -275,7 +338,8 @@ def _check_all(
 
     labels = builder.build(category_ids)
     _require_labels(labels, listed, problems.first)
-    return labels, _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
+    report = _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
+    return labels, replace(report, converted=tuple(converted.most_common()))
 
 
 def _check(
@@ -286,16 +350,36 @@ def _check(
         printed = messages.size
         opened, problems = _open(image)
         opened = opened._replace(warned=messages.size > printed)
-        _require_size(image, opened.size, image.declared_size)
     except ValueError as error:
         return _left_out(image, error)
 
     try:
-        labels = reader.rows(image, opened.size, names)
-        _require_size(image, opened.size, labels.declared_size)
+        labels = _fitting_rows(image, opened, reader, names)
     except UnreadableLabelsError as error:
         return _left_out(image, error)
     return Checked(opened, labels._replace(problems=problems + labels.problems))
+
+
+def _fitting_rows(
+    image: ListedImage, opened: Opened, reader: LabelFormat, names: Sequence[str]
+) -> ImageRows:
+    """Return the rows of an image, turned or scaled if its labels are for another size.
+
+    Raises UnreadableLabelsError if they cannot be read, or do not fit the image.
+    """
+    declared = image.declared_size or opened.size
+    labels = reader.rows(image, declared, names)
+    if labels.declared_size is not None and labels.declared_size != declared:
+        declared = labels.declared_size
+        labels = reader.rows(image, declared, names)
+    if declared == opened.size:
+        return labels
+
+    fitted = fit_rows(labels.rows, declared, opened.size, opened.orientation)
+    if fitted is None:
+        raise UnreadableLabelsError(_size_text(image, opened.size, declared))
+    problem = Problem(fitted.kind, printable(image.path), fitted.reason)
+    return labels._replace(rows=fitted.rows, problems=[*labels.problems, problem])
 
 
 def _left_out(image: ListedImage, error: ValueError) -> Checked:
@@ -319,28 +403,19 @@ def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
         )
 
     bits = bit_depth(pixels) if pixels.dtype == np.uint16 else None
-    opened = Opened((width, height), bits, is_gray(data))
+    opened = Opened((width, height), bits, is_gray(data), stored_orientation(data))
     if has_end(data):
         return opened, []
     reason = "JPEG without end marker, but no pixels are missing"
     return opened, [Problem(NOTE, printable(image.path), reason)]
 
 
-def _require_size(
-    image: ListedImage, size: tuple[int, int], declared: tuple[int, int] | None
-) -> None:
-    """Raise UnreadableLabelsError if the labels are for another size (width, height) of the image.
-
-    It is unknown whether the image was scaled or rotated after it was labeled, so its boxes may be
-    wrong.
-    """
-    if declared is None or declared == size:
-        return
-
+def _size_text(image: ListedImage, size: tuple[int, int], declared: tuple[int, int]) -> str:
+    """Return what is said of labels for another size (width, height) than that of their image."""
     actual = "x".join(map(str, size))
     stated = "x".join(map(str, declared))
     labels = os.path.splitext(image.label_file)[1].removeprefix(".").upper()  # such as JSON
-    raise UnreadableLabelsError(
+    return (
         f"{printable(image.path)} is {actual} upright, but its {labels} says {stated}: "
         "its boxes do not fit this image"
     )

@@ -1,13 +1,20 @@
 """Open a data set by its name, and read the labels of its splits."""
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.labels import Labels
+from data.layouts import recognize
+from data.layouts.archives import is_archive, unpacked
+from data.layouts.names import check_listed_names
+from data.layouts.opening import YAML_NAME, Choices, copy_to, held_out_of, open_layout
+from data.layouts.recognize import YAML_SUFFIXES
 from data.report import Report
 from data.scan import EmptySplitError, scan
 from data.shapes.generate import generate
@@ -37,16 +44,30 @@ def find_hyp(name: str) -> Path:
     return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
 
 
-def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) -> DataSpec:
-    """Open the data set of a YAML that `find_data` finds.
+def open_data(
+    name: str,
+    *,
+    download: bool = False,
+    splits: Sequence[str] = (),
+    choices: Choices | None = None,
+    cache_dir: str = "",
+) -> DataSpec:
+    """Open the data set of a YAML that `find_data` finds, or what else lies at this path.
 
     The generated data set is drawn if it does not exist.
 
-    download: download missing data from the URLs in the YAML. Nothing else may use the network.
-    splits: the splits that will be read.
+    Args:
+        name: of the YAML, or the path of a folder, an archive, or a file of an annotation tool.
+        download: download missing data from the URLs in the YAML. Nothing else may use the network.
+        splits: the splits that will be read.
+        choices: what flags choose for a path that is no YAML.
+        cache_dir: folder of the caches, "" for the user's cache folder.
 
-    Raises ValueError if one of them is not in the YAML or on the disk, before any is scanned.
+    Raises ValueError if one of the splits is not in the YAML or on the disk, before any is scanned,
+    or if it is not known what lies at the path.
     """
+    if is_other_path(name):
+        return open_path(Path(name), choices or Choices(), cache_folder(cache_dir), splits)
     file = find_data(name)
     spec = read_data_yaml(file)
     if file.samefile(FOLDER / "shapes.yaml"):
@@ -54,9 +75,74 @@ def open_data(name: str, *, download: bool = False, splits: Sequence[str] = ()) 
     if download:
         fetch_data(spec)
     require_finished(spec)
+    if "val" in splits and not spec.val and spec.train and not spec.labels:
+        spec = _with_val(spec, file, choices or Choices(), cache_folder(cache_dir))
     for split in splits:
         spec.sources(split)
-    return spec
+    return _with_checked_names(spec, splits)
+
+
+def _with_checked_names(spec: DataSpec, splits: Sequence[str]) -> DataSpec:
+    """Return the data set, with notes of lists of names beside its labels that differ.
+
+    Raises ValueError as `check_listed_names` does.
+    """
+    sources = [source for split in splits for source in spec.sources(split)]
+    notes = check_listed_names(spec.names, sources, spec.root)
+    return replace(spec, notes=(*spec.notes, *notes))
+
+
+def _with_val(spec: DataSpec, path: Path, choices: Choices, cache: Path | None) -> DataSpec:
+    """Return a data set without a val split with one that is held out, if flags want one.
+
+    path: that was given as --data.
+    """
+    if not choices.val_split:
+        return spec
+    spec.sources("train")
+    return held_out_of(spec, choices, _written_folder(path, choices, cache), cache)
+
+
+def _written_folder(path: Path, choices: Choices, cache: Path | None) -> Path:
+    """Return the folder for the YAML of the data set at a path: below the cache.
+
+    Without one it is below the system's temporary folder.
+    """
+    key = hashlib.sha256(f"{path.resolve()} {choices}".encode(errors="surrogateescape")).hexdigest()
+    return (cache or _temporary_cache()) / "data" / key[:16]
+
+
+def _temporary_cache() -> Path:
+    return Path(tempfile.gettempdir(), "kestrel")
+
+
+def is_other_path(name: str) -> bool:
+    """Whether --data is a path that is no YAML: a folder, an archive, a tool's file."""
+    path = Path(name)
+    return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
+
+
+def open_path(
+    path: Path, choices: Choices, cache: Path | None, splits: Sequence[str] = ()
+) -> DataSpec:
+    """Open the data set at a path that is no YAML.
+
+    What is written goes below `cache`, or below the system's temporary folder if it is None.
+    Raises ValueError as `open_data` does.
+    """
+    path = Path(os.path.abspath(path))
+    layout = recognize(unpacked(path, cache or _temporary_cache()) if is_archive(path) else path)
+    if layout.is_yaml:
+        spec = read_data_yaml(layout.path)
+        found = f"{printable(path)}: used {printable(layout.path)}"
+        spec = replace(spec, notes=(found, *spec.notes))
+        if "val" in splits and not spec.val and spec.train and not spec.labels:
+            spec = _with_val(spec, path, choices, cache)
+    else:
+        spec = open_layout(layout, choices, _written_folder(path, choices, cache), cache=cache)
+    for split in splits:
+        spec.sources(split)
+    return _with_checked_names(spec, splits) if layout.is_yaml else spec
 
 
 @dataclass
@@ -71,6 +157,7 @@ class Dataset:
     single_class: bool
     cache_dir: str
     tiling: Tiling | None = None
+    strict: bool = False  # refuse data in which something looks like a mistake
     labels: dict[str, Labels] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the labels
@@ -79,6 +166,22 @@ class Dataset:
     def file(self) -> Path:
         """The path of the data YAML."""
         return self.spec.file
+
+    @property
+    def is_written(self) -> bool:
+        """Whether no user has written the YAML, but `open_dataset`."""
+        return self.spec.is_written
+
+    def save(self, folder: Path) -> None:
+        """Keep a copy of the YAML in a run folder, if no user has written it, and name that one.
+
+        One process writes it; all call this.
+        """
+        if not self.is_written:
+            return
+        if self.world.is_main:
+            copy_to(self.spec, folder)
+        self.spec = replace(self.spec, file=folder / YAML_NAME)
 
     @property
     def unit(self) -> str:
@@ -93,7 +196,8 @@ class Dataset:
     def read(self, split: str, say: Say = say_nothing) -> Labels:
         """Return the labels of a split, or of the tiles of its images; summarize them to `say`.
 
-        Raises ValueError as `scan` does, and if the processes read different labels.
+        Raises ValueError as `scan` does, if the processes read different labels, and if `strict` is
+        set and something in the data looks like a mistake.
         """
         with self.world.local_main_first():  # the others read its result from the cache
             labels, report = read_split(
@@ -103,19 +207,8 @@ class Dataset:
                 cache_dir=self.cache_dir,
                 progress=self.world.is_main,
             )
-        say(f"{split}: {report.summary()}")
-
-        # What other splits have reported is not said again.
-        said: set[str] = set()
-        for other in self.reports.values():
-            said.update(other.run_folders)
-        for sentence in report.run_folders:
-            if sentence not in said:
-                say(sentence)
-
-        problem = report.first_problem()
-        if problem:
-            say(f"{split}: the first problem is {problem}")
+        self._say_report(split, report, say)
+        self._say_shared_images(split, labels, say)
 
         self.reports[split] = report
         self.digests[split] = labels.digest()
@@ -128,6 +221,37 @@ class Dataset:
             of_size = str(self.tiling).removeprefix("tiles")
             say(f"{split}: {counted(len(labels), 'image')} in {tiles}{of_size}")
         return self.labels[split]
+
+    def _say_report(self, split: str, report: Report, say: Say) -> None:
+        """Summarize what was found, and what looks like a mistake, which `strict` refuses."""
+        say(f"{split}: {report.summary()}")
+
+        # What other splits have reported is not said again.
+        said: set[str] = set()
+        for other in self.reports.values():
+            said.update(other.sentences)
+        for sentence in report.sentences:
+            if sentence not in said:
+                say(sentence)
+
+        warnings = ". ".join(report.warnings())
+        if warnings and self.strict:
+            raise ValueError(f"--strict: '{split}' of {printable(self.file)}: {warnings}")
+        if warnings:
+            say(f"{split}: {warnings}.")
+        problem = report.first_problem()
+        if problem:
+            say(f"{split}: the first problem is {problem}")
+
+    def _say_shared_images(self, split: str, labels: Labels, say: Say) -> None:
+        """Say how many images are in another split, too."""
+        for other, tiles_or_images in self.labels.items():
+            whole = tiles_or_images.whole
+            paths = {whole.path(index) for index in range(len(whole))}
+            shared = sum(labels.path(index) in paths for index in range(len(labels)))
+            if shared:
+                images = f"{shared:,} of {counted(len(labels), 'image')}"
+                say(f"{split}: {images} also in {other}: new images will give worse metrics")
 
 
 def open_dataset(
@@ -142,13 +266,14 @@ def open_dataset(
     tile: int = 0,
     tile_overlap: float = DEFAULT_OVERLAP,
     tile_whole: bool = False,
+    choices: Choices | None = None,
 ) -> Dataset:
-    """Open the data set of a YAML, given its path or its name in data/.
+    """Open the data set of a YAML, given its path or its name in data/, or what lies at a path.
 
-    One process of each machine downloads it.
+    One process of each machine downloads it, or unpacks it.
 
     Args:
-        name: path of the YAML, or its name in data/.
+        name: path of the YAML, or its name in data/, or another path, as in `open_data`.
         splits: the splits that will be read.
         world: this process and the others.
         say: receives notes, such as paths that were corrected.
@@ -158,15 +283,19 @@ def open_dataset(
         tile: cut images into tiles of this side, see `open_tiling`; 0 for whole images.
         tile_overlap: as in `open_tiling`.
         tile_whole: as in `open_tiling`.
+        choices: as in `open_data`.
 
     Raises ValueError as `open_tiling` and `open_data` do.
     """
     with world.local_main_first():
-        spec = open_data(name, download=download, splits=splits)
+        spec = open_data(
+            name, download=download, splits=splits, choices=choices, cache_dir=cache_dir
+        )
     for note in spec.notes:
         say(note)
     tiling = open_tiling(tile, tile_overlap, tile_whole)
-    return Dataset(spec, world, single_class, cache_dir, tiling)
+    strict = choices is not None and choices.strict
+    return Dataset(spec, world, single_class, cache_dir, tiling, strict)
 
 
 def read_split(
@@ -187,7 +316,13 @@ def read_split(
     threads = os.cpu_count() or 1
     try:
         labels, report = scan(
-            spec.sources(split), spec.names, cache_dir=cache, threads=threads, progress=progress
+            spec.sources(split),
+            spec.names,
+            labels_from=spec.labels,
+            keypoints=spec.keypoints,
+            cache_dir=cache,
+            threads=threads,
+            progress=progress,
         )
     except EmptySplitError as error:
         raise ValueError(f"'{split}' of {printable(spec.file)}: {error}") from None

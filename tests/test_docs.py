@@ -391,20 +391,20 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
         words for block in blocks if not block.language for words in split_commands(block.text)
     ]
     played = [words for words in commands if words[1] in SCRIPTS]
-    trained = ["train.py", "train.py", "train.py"]
+    trained = ["train.py", "train.py", "train.py", "train.py"]
     assert [words[1] for words in played] == ["train.py", "detect.py", *trained, "val.py"]
     for words in played:
         run_in_process(words, small)
     assert sorted(str(path) for path in Path("runs").glob("*/*")) == [
         "runs/detect/exp",
-        *(f"runs/train/exp{number}" for number in ("", "2", "3")),
+        *(f"runs/train/exp{number}" for number in ("", "2", "3", "4")),
         "runs/val/exp",
     ]
     rows = [
         len(Path(f"runs/train/{run}/results.csv").read_text().splitlines())
-        for run in ("exp", "exp2", "exp3")
+        for run in ("exp", "exp2", "exp3", "exp4")
     ]
-    assert rows == [2, 2, 3]  # a header and an epoch; the resumed run has two
+    assert rows == [2, 2, 2, 3]  # a header and an epoch; the resumed run has two
 
     code = next(block for block in blocks if block.language == "python")
     cv2.imwrite("photo.jpg", np.zeros((48, 64, 3), np.uint8))

@@ -498,7 +498,27 @@ def test_a_missing_split_is_reported_before_any_is_scanned(start, tiny_data, tmp
     file.write_text(f"path: {tiny_data.parent}\ntrain: images\nnames: [disc, square, bar]\n")
     monkeypatch.setattr("data.splits.read_split", None)
     with pytest.raises(ValueError, match=r"has no 'val' \(it has: train\)"):
-        start("--data", str(file))
+        start("--data", str(file), "--val-split", "0")
+
+
+def test_folder_trains_and_its_run_has_the_yaml_that_val_reads(start, tiny_data, tmp_path, capsys):
+    photos = tmp_path / "photos"
+    for part in ("images", "labels"):
+        shutil.copytree(tiny_data.parent / part, photos / part)
+    flags = ["--names", "disc", "square", "bar", "--val-split", "0.5", "--epochs", "1"]
+    _, folder = start("--data", str(photos), *flags)
+    assert {path.name for path in folder.glob("*.txt")} >= {"train.txt", "val.txt"}
+    assert f"data: {folder}/data.yaml\n" in (folder / "args.yaml").read_text()
+
+    # The run's own copy is enough, also without the cache.
+    shutil.rmtree(tmp_path / "cache")
+    best = str(folder / "weights" / "best.pt")
+    flags = ["--weights", best, "--device", "cpu", "--workers", "0", "--img", "96"]
+    flags += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "again")]
+    capsys.readouterr()
+    val.main(val.parse_args(flags)[0], CPU)
+    held_out = len((folder / "val.txt").read_text().split())
+    assert f"val: {held_out} images (" in capsys.readouterr().out
 
 
 def test_roboflow_export_trains_and_validates(start, tiny_data, tmp_path, capsys):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from data import Dataset, Images
-from data.splits import find_data, find_hyp
+from data.splits import find_data, find_hyp, is_other_path
 from models.detector import Detector
 from training.batch_size.find import find_batch_size
 from training.checkpoints.contents import (
@@ -187,11 +187,12 @@ class Run:
                 now=state.batch.size,
             )
 
-    def open_folder(self, report: dict[str, Any], say: Say) -> None:
+    def open_folder(self, data: Dataset, say: Say) -> None:
         """Create or reopen the run's folder, lock it, and write the settings into it.
 
         Call it after all checks. It stays locked until `close_folder`, or until this process ends.
-        report: what was found in the data set, for data_report.json. say: logs the chosen recipe.
+        data: what was found in it is written, and its YAML if no user has written one. say: logs
+        the chosen recipe.
 
         Raises ValueError if another run has locked the folder, or it cannot be created.
         """
@@ -199,6 +200,9 @@ class Run:
         if self.world.is_main:
             path = str(self._find_or_create_folder())
         self.folder = Path(self.world.broadcast_object(path))
+        data.save(self.folder)
+        if data.is_written:
+            self.config = replace(self.config, data=str(data.file))
         if not self.world.is_main:
             return
 
@@ -211,6 +215,7 @@ class Run:
 
         write_yaml(self.folder / SETTINGS, self.config.as_dict())
         write_hyp(self.folder / "hyp.yaml", self.config.optimizer, self.hyp)
+        report = {split: found.as_dict() for split, found in data.reports.items()}
         write_json(self.folder / "data_report.json", report)
         if any(self.attempt.marks):  # of launchers, by which they find the run after a restart
             write_json(self.folder / MARKS, self.attempt.marks)
@@ -273,7 +278,7 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
 
 
 def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:
-    if "data" in flags.given:
+    if "data" in flags.given and not is_other_path(flags.data):
         flags = replace(flags, data=str(find_data(flags.data)))
     cfg, changes = resumed_config(flags, saved)
     with refuse_damaged(cfg.resume):

@@ -13,6 +13,7 @@ from torch import nn
 
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.export import FORMATS
+from models.table import model_names
 from models.weights.conversion import load_module
 from models.weights.external import WRONG_CONTENT
 from models.weights.pickled_module import holds_module
@@ -89,13 +90,24 @@ def require_checkpoint(path: Path) -> None:
     """Raise ValueError if there is no such file, or if its name is that of an exported model."""
     problem = ""
     if not os.path.exists(path):  # False, not OSError, for a name that is too long
-        problem = f"No such file. {where_published(path) or WHERE_WEIGHTS_COME_FROM}"
+        advice = where_published(path) or _training_from_scratch(path) or WHERE_WEIGHTS_COME_FROM
+        problem = f"No such file. {advice}"
     elif path.is_dir():
         problem = f"Is a folder. {WHERE_WEIGHTS_COME_FROM}"
     elif path.suffix in EXPORTED:
         problem = "Is an exported model; give the checkpoint that it was exported from"
     if problem:
         raise ValueError(f"{printable(path)}: cannot be read as a checkpoint: {problem}")
+
+
+def _training_from_scratch(path: Path) -> str:
+    """Return what to do without a file whose name is that of a model; "" for another name."""
+    if path.stem not in model_names():
+        return ""
+    return (
+        f"Kestrel ships no weights: --weights '' --cfg {path.stem}.yaml trains from random ones; "
+        "docs/weights.md lists free ones to start from"
+    )
 
 
 def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Detector:

@@ -81,12 +81,12 @@ def test_tilde_is_the_home_folder_unless_it_exists_as_written(
         ("tests", "test"),
         ("classes", "names"),
         ("paths", "path"),
-        ("kpt_shape", ""),
+        ("scales", ""),
     ],
 )
 def test_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, meant: str) -> None:
     hint = f" (did you mean {meant}?)" if meant else ""
-    allowed = "allowed are path, train, val, test, names, nc, download"
+    allowed = "allowed are path, train, val, test, labels, names, nc, kpt_shape, download"
     with pytest.raises(
         ValueError, match=re.escape(f"line 2: unknown key '{key}', {allowed}{hint}") + "$"
     ):
@@ -137,8 +137,8 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         ("train: a\n", "has no 'names'"),
         (
             "names: [a]\nclasses: 3\n",
-            "line 2: unknown key 'classes', allowed are path, train, val, test, names, nc, "
-            "download",
+            "line 2: unknown key 'classes', allowed are path, train, val, test, labels, names, nc, "
+            "kpt_shape, download",
         ),
         ("names: [a]\nnames: [b]\n", "line 2: the key 'names' appears twice"),
         ("names: []\n", "line 1: 'names' is empty"),
@@ -307,3 +307,34 @@ def test_path_relative_to_current_folder_is_used_if_there_is_none_beside_the_yam
     beside_yaml.mkdir(parents=True)
     spec = read_data_yaml(file)
     assert (spec.root, spec.notes) == (beside_yaml, ())
+
+
+def test_path_that_does_not_exist_is_answered_with_the_folder_beside_the_yaml(tmp_path):
+    (tmp_path / "images").mkdir()
+    file = tmp_path / "data.yaml"
+    file.write_text("path: elsewhere\ntrain: images\nval: nowhere\nnames: [a]\n")
+    with pytest.raises(ValueError) as refusal:
+        read_data_yaml(file).sources("train")
+    beside = f"{tmp_path}/images exists: remove 'path' from the YAML, or correct it"
+    assert str(refusal.value).endswith(f"which does not exist; {beside}")
+    with pytest.raises(ValueError, match=r"which does not exist$"):
+        read_data_yaml(file).sources("val")
+
+
+@pytest.mark.parametrize(
+    ("text", "keypoints"), [("", None), ("kpt_shape: [17, 3]\nflip_idx: [0]\n", (17, 3))]
+)
+def test_keypoints_are_read(tmp_path, text, keypoints):
+    file = tmp_path / "data.yaml"
+    file.write_text(f"train: .\nnames: [a]\n{text}")
+    assert read_data_yaml(file).keypoints == keypoints
+
+
+@pytest.mark.parametrize("value", ["17", "[17]", "[17, 4]", "[0, 2]", "[a, 2]", "[[1], 2]", "{}"])
+def test_keypoints_that_cannot_be_are_refused(tmp_path, value):
+    file = tmp_path / "data.yaml"
+    file.write_text(f"names: [a]\nkpt_shape: {value}\n")
+    with pytest.raises(
+        ValueError, match=r"line 2: 'kpt_shape' must be \[number of keypoints, 2 or 3"
+    ):
+        read_data_yaml(file)

@@ -90,7 +90,8 @@ def test_scan_reports_counts_and_problems_and_changes_no_file(tmp_path: Path) ->
         "images without label file: 1" in texts
     )
     assert report.summary().startswith(
-        "4 images (2 background, 1 of them without a label file), 3 boxes in 2 of 2 classes; "
+        "4 images (2 background, 1 of them without a label file), 3 boxes in 2 of 2 classes, "
+        "1 from polygons; "
     )
     assert report.first_problem() == str(report.problems[0])
     assert "note" not in report.summary()
@@ -397,7 +398,7 @@ def test_coco_json_without_images_lists_the_folders_tried(tmp_path: Path) -> Non
     assert len(labels) == 1
     assert re.search(tried, str(report.problems[0]))
     assert dict(report.problem_counts) == {
-        "COCO JSON whose images were not found": 1,
+        "label file whose images were not found": 1,
         "image left out": 2,
     }
 
@@ -696,8 +697,8 @@ def test_results_of_runs_are_no_images_and_do_not_outdate_the_cache(tmp_path: Pa
         left_out = (
             f"{root}: {counted(number, 'image')} left out in {counted(number, 'run folder')}, "
         )
-        assert len(report.run_folders) == min(1, number)
-        assert "".join(report.run_folders).startswith(left_out if number else "")
+        assert len(report.sentences) == min(1, number)
+        assert "".join(report.sentences).startswith(left_out if number else "")
         assert report_from_dict(report.as_dict()) == report
         run = new_run_folder(root / "runs" / "train", "exp", exist_ok=False)
         cv2.imwrite(str(run / "train_batch0.jpg"), np.zeros((9, 9, 3), np.uint8))

@@ -15,7 +15,7 @@ from torchvision.models._meta import _COCO_CATEGORIES, _VOC_CATEGORIES
 from data.dataset_yaml import DataSpec, read_data_yaml
 from data.scan import scan
 from data.splits import FOLDER, find_data
-from tests.data.formats.test_voc_xml import annotation, object_xml
+from tests.data.formats.voc.test_voc_reader import annotation, object_xml
 
 YAMLS = sorted(file.name for file in FOLDER.glob("*.yaml"))
 SIZE = (40, 20)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import open_dataset, splits
+from data import Choices, open_dataset, splits
 from tests.support.tiny_data import NAMES, draw_tiny_data
 from utils.distributed.world import World
 from utils.files.folders import new_run_folder
@@ -35,9 +35,10 @@ def test_open_data_generates_only_the_shapes_dataset(tiny_data, monkeypatch):
 def test_open_data_requires_all_requested_splits(tmp_path, val, message):
     file = tmp_path / "data.yaml"
     file.write_text(f"train: .\n{val}\nnames: [a]\n")
+    no_val = Choices(val_split=0)  # none is held out
     assert splits.open_data(str(file)) == splits.open_data(str(file), splits=("train",))
     with pytest.raises(ValueError) as refusal:
-        splits.open_data(str(file), splits=("train", "val"))
+        splits.open_data(str(file), splits=("train", "val"), choices=no_val)
     assert message.format(folder=tmp_path) in str(refusal.value)
 
 

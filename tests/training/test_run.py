@@ -65,6 +65,10 @@ MAY_NOT_CHANGE = {
     "noautoanchor": True,
     "multi_scale": True,
     "single_cls": True,
+    "val_split": 0.5,
+    "group": "a",
+    "names": ("a", "b"),
+    "strict": True,
     "optimizer": "AdamW",
     "image_weights": True,
     "sync_bn": True,
@@ -81,15 +85,27 @@ MAY_NOT_CHANGE = {
 }
 
 
+class FakeReport:
+    def as_dict(self) -> dict:
+        return {"images": 3}
+
+
 @dataclass
 class FakeData:
     """The data set that small_description() describes."""
 
     file: Path = Path("shapes.yaml")
+    is_written: bool = False
+    reports: dict = field(default_factory=dict)
     unit: str = "image"
     names: list = field(default_factory=lambda: list(NAMES))
     digests: dict = field(default_factory=lambda: {"train": "abc", "val": "def"})
     labels: dict = field(default_factory=lambda: {"train": range(200), "val": range(9)})  # images
+
+    def save(self, folder: Path) -> None:
+        """Nothing: a user has written the YAML, unless is_written is set."""
+        if self.is_written:
+            self.file = folder / "data.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -281,7 +297,7 @@ def test_restarted_run_without_checkpoint_begins_again_in_its_folder(tmp_path, m
     mark_run(folder, monkeypatch)
     run = new_run(tmp_path)
     assert run.saved is None
-    run.open_folder({}, never)
+    run.open_folder(FakeData(), never)
     assert run.folder == folder
     run.close_folder({})
 
@@ -411,7 +427,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
 def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
     for name in ("exp", "exp2"):
         run = new_run(tmp_path, epochs=7, hyp="hyp.VOC.yaml")
-        run.open_folder({"train": {"images": 3}}, never)
+        run.open_folder(FakeData(reports={"train": FakeReport()}), never)
         assert run.folder == tmp_path / name
         assert files_of(run.folder) - {"lock"} == {
             RUN_MARK,
@@ -427,13 +443,21 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
         assert json.loads((run.folder / "metrics.json").read_text()) == {"best": 0.5}
 
 
+def test_run_names_the_yaml_that_was_written_for_its_data(tmp_path):
+    run = new_run(tmp_path, data=str(tmp_path / "export.zip"))
+    run.open_folder(FakeData(is_written=True), never)
+    assert run.config.data == str(run.folder / "data.yaml")
+    assert yaml.safe_load((run.folder / "args.yaml").read_text())["data"] == run.config.data
+    run.close_folder({})
+
+
 def test_resumed_run_reopens_its_folder_and_is_not_marked_as_done(tmp_path):
     """A run that is resumed under another --project and --name stays where it was."""
     last = saved_run(tmp_path / "exp", epochs=1)
     for name in ("metrics.json", "preempted.json", "results.csv", "weights/best.pt"):
         (tmp_path / "exp" / name).write_text("{}")
     run = resumed_run(last, epochs=9, project=str(tmp_path / "other"), name="other")
-    run.open_folder({}, never)
+    run.open_folder(FakeData(), never)
     assert run.folder == tmp_path / "exp"
     kept = {"weights/last.pt", "weights/best.pt", "results.csv"}
     assert files_of(tmp_path / "exp") - {"lock"} == kept | {
@@ -460,7 +484,7 @@ def test_folder_is_locked_while_files_are_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr("training.run.lock_folder", Lock)
     run = new_run(tmp_path)
-    run.open_folder({}, never)
+    run.open_folder(FakeData(), never)
     run.close_folder({})
     settings = {"args.yaml", "hyp.yaml", "data_report.json"}
     assert found == [{RUN_MARK}, settings | {RUN_MARK, "metrics.json"}]
@@ -475,14 +499,14 @@ def test_folder_that_another_run_has_locked_does_not_change(tmp_path, monkeypatc
     monkeypatch.setattr("training.run.lock_folder", refuse)
     run = resumed_run(last)
     with pytest.raises(ValueError, match="another run is writing there"):
-        run.open_folder({}, never)
+        run.open_folder(FakeData(), never)
     assert files_of(tmp_path / "exp") == {"weights/last.pt", "preempted.json"}
 
 
 def test_launcher_is_recorded_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     run = new_run(tmp_path)
-    run.open_folder({}, never)
+    run.open_folder(FakeData(), never)
     assert json.loads((run.folder / MARKS).read_text()) == [launcher_mark(os.environ)]
     run.close_folder({})
 
@@ -499,7 +523,7 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 
     def run(world):
         own = new_run(tmp_path / str(world.rank), world)
-        own.open_folder({}, never)
+        own.open_folder(FakeData(), never)
         own.close_folder({"best": 0.5})
         return own.folder
 
@@ -524,7 +548,7 @@ def test_new_run_chooses_settings_that_are_not_given(tmp_path):
         16,
         0.05,
     )
-    run.open_folder({}, lines.append)
+    run.open_folder(FakeData(), lines.append)
     assert lines == [run.recipe.describe(str(run.folder / "hyp.yaml"), run.config.batch_size)]
     assert "200 images x 100 epochs, 2 classes, random weights: --optimizer Muon" in lines[0]
     assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
@@ -563,11 +587,11 @@ def test_hyp_file_of_a_run_gives_the_same_run_again(tmp_path, given, expected):
     """Its optimizer too, unless the command line has another one."""
     first = new_run(tmp_path)
     resolve(first)
-    first.open_folder({}, lambda _: None)
+    first.open_folder(FakeData(), lambda _: None)
     again, lines = new_run(tmp_path, hyp=str(first.folder / "hyp.yaml"), optimizer=given), []
     resolve(again, FakeData(labels={"train": range(10**6)}))
     assert (again.config.optimizer, again.hyp) == (expected, first.hyp)
-    again.open_folder({}, lines.append)
+    again.open_folder(FakeData(), lines.append)
     assert not lines
 
 
@@ -583,7 +607,7 @@ def test_optimizer_of_a_file_that_the_flags_exclude_is_refused(tmp_path):
 def test_new_run_with_few_steps_says_so(tmp_path):
     run, lines = new_run(tmp_path, batch_size=64), []
     resolve(run)
-    run.open_folder({}, lines.append)
+    run.open_folder(FakeData(), lines.append)
     assert lines[1].startswith("only 312 optimizer steps: ")
     assert len(lines) == 2
 
@@ -631,7 +655,7 @@ def test_new_run_keeps_settings_that_are_given(tmp_path):
     run = new_run(tmp_path, optimizer="Adam", hyp="hyp.VOC.yaml")
     assert resolve(run).optimizer == "Adam"
     assert run.hyp.lr0 == 0.00334
-    run.open_folder({}, never)  # and logs no recipe
+    run.open_folder(FakeData(), never)  # and logs no recipe
 
 
 def test_resumed_run_keeps_the_chosen_settings(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from training.checkpoints.contents import Checkpoint, refuse_damaged
 from training.checkpoints.restart import is_done
 from training.early_stopping import EarlyStopping
-from training.settings.config import TrainConfig, flag
+from training.settings.config import LISTS, TrainConfig, flag
 from utils.files.folders import newest_first
 from utils.log import Say
 from utils.printable import counted, excerpt
@@ -150,7 +150,8 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 
     with refuse_damaged(cfg.resume):
         values = own | changed
-        values["freeze"] = tuple(values["freeze"])
+        for name in LISTS:
+            values[name] = tuple(values[name])
         new = replace(TrainConfig(**values), given=cfg.given)
         stopping = EarlyStopping(new.stopping_patience)
         stopping.load_state_dict(saved.best)

@@ -27,6 +27,7 @@ CHOICES = {
     "compile": ("off", "default", "reduce-overhead", "max-autotune"),
     "cache": ("auto", "ram", "disk", "device", "off"),
 }
+LISTS = ("freeze", "names")  # fields with several values
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -61,6 +62,10 @@ class TrainConfig:
     weights: str = ""
     cfg: str = ""
     data: str = "shapes.yaml"
+    val_split: float = 0.2
+    group: str = ""
+    names: tuple[str, ...] = ()
+    strict: bool = False
     hyp: str = "auto"
     epochs: int = 100
     batch_size: int = 16
@@ -116,6 +121,8 @@ class TrainConfig:
             require(fits, f"{flag(name)} is a {actual.__name__}, expected {expected.__name__}")
         integers = all(type(number) is int for number in self.freeze)
         require(integers, "--freeze: layer numbers must be whole numbers")
+        texts = all(type(name) is str and name for name in self.names)
+        require(texts, "--names: class names must be texts that are not empty")
 
     def _check_ranges(self) -> None:
         self._require("epochs", self.epochs >= 1, "train for 1 epoch or more")
@@ -124,6 +131,7 @@ class TrainConfig:
             self.batch_size >= 1 or self.batch_size == -1,
             "choose 1 or more, or -1 for the largest that fits in memory",
         )
+        self._require("val_split", 0 <= self.val_split < 1, "choose 0 (none) to less than 1")
         self._require("imgsz", 32 <= self.imgsz <= 8192, "choose 32 to 8192 pixels")
         self._require(
             "tile",
@@ -192,7 +200,7 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for YAML files and checkpoints."""
         values = {name: getattr(self, name) for name in _DEFAULTS}
-        return values | {"freeze": list(self.freeze)}
+        return values | {name: list(values[name]) for name in LISTS}
 
     def training(self) -> dict[str, Any]:
         """Return the settings that must be the same on all processes of a run."""

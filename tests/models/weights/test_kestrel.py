@@ -85,11 +85,17 @@ def test_load_detector_rejects_mismatched_names(model, tmp_path, names):
 
 def test_load_detector_explains_missing_file(tmp_path):
     with pytest.raises(ValueError) as caught:
-        load_detector(tmp_path / "yolov5s.pt")
+        load_detector(tmp_path / "mine.pt")
     assert str(caught.value) == (
-        f"{tmp_path}/yolov5s.pt: cannot be read as a checkpoint: No such file. Give a checkpoint "
+        f"{tmp_path}/mine.pt: cannot be read as a checkpoint: No such file. Give a checkpoint "
         "of a training run "
         "(runs/train/exp/weights/best.pt), or a file that you have downloaded: Kestrel ships no "
         "weights "
         "(docs/weights.md)"
     )
+
+
+def test_missing_file_named_like_a_model_is_answered_with_a_training_from_scratch(tmp_path):
+    advice = "--weights '' --cfg yolov5s.yaml trains from random ones; docs/weights.md lists"
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        load_detector(tmp_path / "yolov5s.pt")

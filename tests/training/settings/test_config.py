@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from training.settings import hyperparameters
-from training.settings.config import OPTIMIZER_CHOICES, TrainConfig
+from training.settings.config import LISTS, OPTIMIZER_CHOICES, TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 
 HYPS = sorted((Path(__file__).parents[3] / "data" / "hyps").glob("*.yaml"))
@@ -78,9 +78,10 @@ def test_invalid_train_config_is_refused(values, sentence):
 
 
 def test_train_config_round_trips_through_yaml_and_is_frozen():
-    config = TrainConfig(freeze=(1, 2), label_smoothing=0)
+    config = TrainConfig(freeze=(1, 2), names=("a", "b"), label_smoothing=0)
     values = yaml.safe_load(yaml.safe_dump(config.as_dict()))
-    assert TrainConfig(**values | {"freeze": tuple(values["freeze"])}) == config
+    lists = {name: tuple(values[name]) for name in LISTS}
+    assert TrainConfig(**values | lists) == config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.epochs = 3
 

@@ -1,0 +1,56 @@
+"""Unpack an archive that is given as a data set, once, below the folder of the caches."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.formats.registry import FORMATS
+from utils.files.archives import ArchiveError, unpack
+from utils.files.atomic import temporary_folder
+from utils.files.disk import exclusive_access
+from utils.files.fingerprint import file_state
+from utils.images.decode import IMAGE_SUFFIXES
+from utils.printable import printable
+
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
+OTHER_SUFFIXES = {".yaml", ".yml", ".data", ".names", ".labels"}  # that describe a data set
+WANTED = IMAGE_SUFFIXES.union(OTHER_SUFFIXES, *(reader.suffixes for reader in FORMATS))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an archive by its name."""
+    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
+
+
+def unpacked(archive: Path, cache: Path) -> Path:
+    """Return the folder with the contents of an archive, which is unpacked unless it was before.
+
+    It lies below `cache`. Only images, label files and lists are written; a folder appears when it
+    is complete. The archive is unpacked again after a change.
+
+    Raises ValueError with its path if it is damaged, unsafe, or has none of these files.
+    """
+    key = hashlib.sha256(os.fsencode(archive) + file_state(archive)).hexdigest()[:16]
+    folder = cache / "archives" / f"{archive.name.partition('.')[0][:40]}-{key}"
+    if folder.is_dir():
+        return folder
+
+    with exclusive_access(folder.with_name(f"{folder.name}.lock")):
+        if folder.is_dir():  # another process has unpacked it meanwhile
+            return folder
+        with temporary_folder(folder) as work:
+            contents = work / "contents"
+            contents.mkdir()
+            try:
+                unpack(archive, contents, wanted=_is_wanted)
+            except ArchiveError as error:
+                raise ValueError(f"{printable(archive)} is not unpacked: {error}") from None
+            os.replace(contents, folder)
+    return folder
+
+
+def _is_wanted(path: Sequence[str]) -> bool:
+    """Whether a file of an archive may belong to a data set; path: its folders and its name."""
+    is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in path)
+    return not is_hidden and Path(path[-1]).suffix.lower() in WANTED

@@ -1,0 +1,118 @@
+"""The class names of a data set whose sources name them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from data.formats.base import ClassNames
+from data.formats.name_lists import listed_names
+from data.formats.registry import format_of
+from utils.printable import counted, excerpt, printable
+
+MOST_DIGITS = 5  # of a class number
+
+
+def names_of_sources(sources: Sequence[Path]) -> ClassNames:
+    """Return the class names of sources: those of a list if one has a list, else all in use.
+
+    Raises ValueError if lists of several sources differ, with both, or if there is no class.
+    """
+    found = {source: format_of(source).class_names(source) for source in sources}
+    lists = {source: names for source, names in found.items() if names.origin}
+    first = next(iter(lists.values()), None)
+    for names in lists.values():
+        if first is not None and names.names != first.names:
+            raise ValueError(
+                f"the class names differ: {printable(first.origin)} has {_shown(first.names)}; "
+                f"{printable(names.origin)} has {_shown(names.names)}"
+            )
+
+    used = {name for names in found.values() for name in names.names}
+    if first is not None:
+        unknown = sorted(used - set(first.names))
+        if unknown:
+            raise ValueError(
+                f"{printable(first.origin)} has {_shown(first.names)}, but the labels name "
+                f"{_shown(unknown)}"
+            )
+        return first
+    if not used:
+        where = ", ".join(map(printable, sources[:3]))
+        advice = "give the folder or the file that has the labels, too"
+        raise ValueError(f"no labels with a class in {where}: {advice}")
+    if all(name.isdecimal() for name in used):
+        if max(map(len, used)) > MOST_DIGITS:
+            largest = max(used, key=len)
+            raise ValueError(f"the labels have a class {excerpt(largest)}: is this a class number?")
+        return ClassNames(tuple(map(str, range(max(map(int, used)) + 1))))
+    return ClassNames(tuple(sorted(used)))
+
+
+def check_listed_names(names: Sequence[str], sources: Iterable[Path], root: Path) -> list[str]:
+    """Compare a data YAML's names with the lists that tools write beside YOLO's label files.
+
+    Return a sentence for each list with other spellings.
+
+    Args:
+        names: of the YAML.
+        sources: its folders and lists of images.
+        root: the folder of the data set.
+
+    Raises ValueError with both lists if one has the same names in another order, or another number
+    of them: then the numbers in the label files mean other classes.
+    """
+    notes = []
+    checked: set[str] = set()
+    for source in sources:
+        if format_of(source).title != "YOLO":
+            continue  # other formats name the class of each box
+        listed = listed_names(source, root)
+        if listed is None or listed.origin in checked or listed.names == tuple(names):
+            continue
+        checked.add(listed.origin)
+
+        both = f"{_shown(listed.names)}; the data YAML has {_shown(names)}"
+        where = printable(listed.origin)
+        advice = "correct one of them, or rename the file if it is not of these labels"
+        if len(listed.names) != len(names):
+            count = counted(len(listed.names), "class")
+            raise ValueError(f"{where} lists {count}: {both}: {advice}")
+        listed_spellings = [_spelling(name) for name in listed.names]
+        spellings = [_spelling(name) for name in names]
+        same_names = sorted(listed_spellings) == sorted(spellings)
+        if same_names and listed_spellings != spellings:
+            raise ValueError(f"{where} lists the classes in another order: {both}: {advice}")
+        notes.append(f"{where} spells the classes in another way: {both}")
+    return notes
+
+
+def _spelling(name: str) -> str:
+    """Return what spellings of a name have in common.
+
+    >>> _spelling("Traffic-Light") == _spelling("traffic light")
+    True
+    """
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
+    """Return the names that --names gives, or those that were found if it gives none.
+
+    Raises ValueError if they do not fit: numbers need as many names, other names the same ones.
+    """
+    if not chosen:
+        return found
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"--names: {_shown(chosen)} has a name twice")
+    numbered = all(name.isdecimal() for name in found.names)
+    if numbered and len(chosen) != len(found.names):
+        raise ValueError(
+            f"--names has {counted(len(chosen), 'name')}, but the labels have the classes 0 to "
+            f"{len(found.names) - 1}"
+        )
+    if not numbered and set(chosen) != set(found.names):
+        raise ValueError(f"--names has {_shown(chosen)}, but the labels name {_shown(found.names)}")
+    return ClassNames(tuple(chosen), "--names")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return excerpt(", ".join(names), 300)

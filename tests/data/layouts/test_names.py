@@ -1,0 +1,111 @@
+"""data/layouts/names.py: class names where no YAML gives them."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from data.formats.base import ClassNames
+from data.layouts.names import check_listed_names, chosen_names, names_of_sources
+
+
+def folder(root, name, rows, names=None):
+    """A folder with an image, its label rows, and perhaps a list of class names."""
+    source = root / name
+    source.mkdir(parents=True)
+    cv2.imwrite(str(source / "a.png"), np.zeros((8, 8, 3), np.uint8))
+    (source / "a.txt").write_text(rows)
+    if names is not None:
+        (source / "classes.txt").write_text(names)
+    return source
+
+
+def test_list_of_names_is_used(tmp_path):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "cat\ndog\n\n")
+    assert names_of_sources([source]) == ClassNames(("cat", "dog"), str(source / "classes.txt"))
+
+
+def test_without_a_list_classes_are_called_by_their_numbers(tmp_path):
+    one = folder(tmp_path / "x", "one", "1 .5 .5 .5 .5\n")
+    two = folder(tmp_path / "y", "two", "10 .5 .5 .5 .5\n")
+    assert names_of_sources([one, two]).names == tuple(map(str, range(11)))
+
+
+@pytest.mark.parametrize("other", ["dog\ncat\n", "cat\n", "cat\ndog\nbird\n"])
+def test_lists_that_differ_are_refused_with_both(tmp_path, other):
+    one = folder(tmp_path / "x", "one", "0 .5 .5 .5 .5\n", "cat\ndog\n")
+    two = folder(tmp_path / "y", "two", "0 .5 .5 .5 .5\n", other)
+    expected = ", ".join(other.split())
+    with pytest.raises(ValueError, match=f"the class names differ: .* cat, dog; .* {expected}$"):
+        names_of_sources([one, two])
+
+
+def test_data_without_a_class_are_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"no labels with a class in .*: give the folder or the file"
+    ):
+        names_of_sources([folder(tmp_path, "a", "")])
+
+
+def test_names_flag_names_numbered_classes_and_orders_named_ones():
+    numbered = ClassNames(("0", "1"))
+    named = ClassNames(("cat", "dog"))
+    assert chosen_names(numbered, ("x", "y")).names == ("x", "y")
+    assert chosen_names(named, ("dog", "cat")).names == ("dog", "cat")
+    assert chosen_names(named, ()) == named
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen", "message"),
+    [
+        (("0", "1"), ("x",), "--names has 1 name, but the labels have the classes 0 to 1"),
+        (("cat", "dog"), ("cat",), "--names has cat, but the labels name cat, dog"),
+        (("0", "1"), ("x", "x"), "--names: x, x has a name twice"),
+    ],
+)
+def test_names_flag_that_does_not_fit_is_refused(found, chosen, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        chosen_names(ClassNames(found), chosen)
+
+
+@pytest.mark.parametrize(
+    ("listed", "names", "message"),
+    [
+        (
+            "dog\ncat\n",
+            ("cat", "dog"),
+            "lists the classes in another order: dog, cat; the data YAML",
+        ),
+        (
+            "Dog\nCat\n",
+            ("cat", "dog"),
+            "lists the classes in another order: Dog, Cat; the data YAML",
+        ),
+        ("cat\n", ("cat", "dog"), "lists 1 class: cat; the data YAML has cat, dog: correct one of"),
+        (
+            "cat\ndog\nx\n",
+            ("cat", "dog"),
+            "lists 3 classes: cat, dog, x; the data YAML has cat, dog",
+        ),
+    ],
+)
+def test_list_that_numbers_classes_otherwise_is_refused(tmp_path, listed, names, message):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", listed)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_listed_names(names, [source], tmp_path)
+
+
+def test_other_spellings_are_said_and_equal_lists_are_not(tmp_path):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "Cat\ndog\n")
+    (note,) = check_listed_names(("cat", "dog"), [source, source], tmp_path)
+    assert note.endswith(
+        "classes.txt spells the classes in another way: Cat, dog; the data YAML has cat, dog"
+    )
+    assert check_listed_names(("Cat", "dog"), [source], tmp_path) == []
+
+
+def test_lists_above_the_data_set_do_not_count(tmp_path):
+    source = folder(tmp_path / "set", "a", "0 .5 .5 .5 .5\n")
+    (tmp_path / "classes.txt").write_text("another\ndata set\nentirely\n")
+    assert check_listed_names(("cat",), [source], tmp_path / "set") == []

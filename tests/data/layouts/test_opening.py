@@ -1,0 +1,247 @@
+"""data/layouts/opening.py: the YAML and the lists of a data set that had none; and all exports of
+annotation tools in ../shared, from the path given as --data to the boxes.
+"""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data import Choices, open_dataset
+from utils.distributed.world import World
+
+CPU = World(torch.device("cpu"))
+EXPORTS = Path(__file__).parents[4] / "shared" / "fixtures" / "annotation_tools"
+needs_exports = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"{EXPORTS} is missing")
+WHOLE_NUMBERS = 1.0  # pixels by which formats with whole numbers may differ
+NO_IMAGES = {"ls_yolo"}
+NUMBERED = {"plain": "0, 1, 2", "plain_images_labels": "0, 1, 2"}
+CLASSES = ("RBC", "WBC", "Platelets")
+
+
+def opened(path, cache, said=None, **choices):
+    """Open a data set, and read its splits train and val."""
+    dataset = open_dataset(
+        str(path),
+        ("train", "val"),
+        CPU,
+        (said if said is not None else []).append,
+        download=False,
+        single_class=False,
+        cache_dir=str(cache),
+        choices=Choices(**choices),
+    )
+    for split in ("train", "val"):
+        dataset.read(split)
+    return dataset
+
+
+def image_folder(root, count=10):
+    """Images with YOLO's label files and a list of names."""
+    root.mkdir(parents=True)
+    for number in range(count):
+        noise = np.random.default_rng(number).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        cv2.imwrite(str(root / f"{number}.png"), noise)
+        (root / f"{number}.txt").write_text("1 .5 .5 .5 .5\n")
+    (root / "classes.txt").write_text("cat\ndog\n")
+    return root
+
+
+# ---------------------------------------------------------------------- what is written
+
+
+def test_held_out_images_are_said_and_kept_for_the_run(tmp_path):
+    said = []
+    folder = image_folder(tmp_path / "photos")
+    dataset = opened(folder, tmp_path / "cache", said)
+    train, val = dataset.labels["train"], dataset.labels["val"]
+    assert len(train) + len(val) == 10
+    assert said == [
+        f"{folder}: YOLO; 2 classes from classes.txt: cat, dog",
+        f"no val split: {len(val)} of 10 images held out (--val-split 0.2)",
+    ]
+
+    # The copy in the run folder is the same data set.
+    run = tmp_path / "run"
+    run.mkdir()
+    dataset.save(run)
+    assert dataset.file == run / "data.yaml"
+    again = opened(run / "data.yaml", tmp_path / "cache", said)
+    assert [again.labels[split].digest() for split in ("train", "val")] == [
+        train.digest(),
+        val.digest(),
+    ]
+    assert not again.is_written
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["classes.txt", *(f"{n}.{kind}" for n in range(10) for kind in ("png", "txt"))]
+    )
+
+
+def test_yaml_without_val_split_gets_one(tmp_path):
+    folder = image_folder(tmp_path / "photos")
+    file = tmp_path / "data.yaml"
+    file.write_text("train: photos\nnames: [cat, dog]\n")
+    dataset = opened(file, tmp_path / "cache", val_split=0.5)
+    assert dataset.names == ["cat", "dog"]
+    held_out = {Path(dataset.labels["val"].path(i)) for i in range(len(dataset.labels["val"]))}
+    trained = {Path(dataset.labels["train"].path(i)) for i in range(len(dataset.labels["train"]))}
+    assert held_out | trained == set(folder.glob("*.png"))
+    assert not held_out & trained
+
+
+def test_names_flag_names_classes_that_have_only_numbers(tmp_path):
+    folder = image_folder(tmp_path / "photos")
+    (folder / "classes.txt").unlink()
+    assert opened(folder, tmp_path / "cache").names == ["0", "1"]
+    assert opened(folder, tmp_path / "cache", names=("a", "b")).names == ["a", "b"]
+
+
+def test_labels_of_a_file_are_divided_by_lists(tmp_path):
+    """`labels` in a YAML: the file with the boxes of the images that the splits list."""
+    folder = image_folder(tmp_path / "photos", 4)
+    (tmp_path / "boxes.csv").write_text(
+        "image,xmin,ymin,xmax,ymax,label\n"
+        + "".join(f"{n}.png,1,1,{n + 3},5,dog\n" for n in range(3))
+    )
+    for split, numbers in (("train", (0, 1)), ("val", (2, 3))):
+        names = "".join(f"{folder}/{number}.png\n" for number in numbers)
+        (tmp_path / f"{split}.txt").write_text(names)
+    file = tmp_path / "data.yaml"
+    file.write_text("train: train.txt\nval: val.txt\nlabels: boxes.csv\nnames: [cat, dog]\n")
+    dataset = opened(file, tmp_path / "cache")
+    assert dataset.labels["train"].boxes_xywh.tolist() == [[1, 1, 2, 4], [1, 1, 3, 4]]
+    assert dataset.labels["val"].boxes_xywh.tolist() == [[1, 1, 4, 4]]
+    assert dataset.reports["val"].problems[-1].reason == f"is not in {tmp_path}/boxes.csv"
+
+    # A change of the labels is noticed.
+    assert opened(file, tmp_path / "cache").reports["train"].cache == "from cache"
+    csv = (tmp_path / "boxes.csv").read_text()
+    (tmp_path / "boxes.csv").write_text(csv.replace("0.png,1,1,3", "0.png,1,1,4"))
+    changed = opened(file, tmp_path / "cache")
+    assert changed.labels["train"].boxes_xywh.tolist() == [[1, 1, 3, 4], [1, 1, 3, 4]]
+
+
+def test_sources_in_no_split_are_said(tmp_path):
+    image_folder(tmp_path / "photos" / "train")
+    image_folder(tmp_path / "photos" / "more")
+    said = []
+    opened(tmp_path / "photos", tmp_path / "cache", said)
+    assert f"not used, because they are in no split: {tmp_path}/photos/more" in said
+
+
+def test_data_set_without_train_split_is_refused(tmp_path):
+    image_folder(tmp_path / "photos" / "val")
+    with pytest.raises(ValueError, match=r"photos has no train split \(it has: val\)$"):
+        opened(tmp_path / "photos", tmp_path / "cache")
+
+
+# ---------------------------------------------------------------------- archives
+
+
+def zipped(folder, file):
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder.parent))
+    return file
+
+
+def test_archive_is_unpacked_once_below_the_cache(tmp_path):
+    archive = zipped(image_folder(tmp_path / "photos"), tmp_path / "export.zip")
+    cache = tmp_path / "cache"
+    first = opened(archive, cache)
+    assert len(first.labels["train"]) + len(first.labels["val"]) == 10
+    (unpacked,) = (path for path in (cache / "archives").iterdir() if path.is_dir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "export.zip", "photos"]
+
+    # Unchanged, it is not unpacked again; changed, it is.
+    inode = next(unpacked.rglob("*.png")).stat().st_ino
+    opened(archive, cache)
+    assert next(unpacked.rglob("*.png")).stat().st_ino == inode
+    (tmp_path / "photos" / "10.png").write_bytes((tmp_path / "photos" / "9.png").read_bytes())
+    said = []
+    changed = opened(zipped(tmp_path / "photos", archive), cache, said)
+    assert len(changed.labels["train"]) + len(changed.labels["val"]) == 11
+    assert said[-1] == "1 image nearly identical to another: in its split"
+
+
+def test_unsafe_archive_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("../a.txt", "x")
+    with pytest.raises(ValueError, match=r"export.zip is not unpacked: .*\.\./a.txt"):
+        opened(tmp_path / "export.zip", tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "archives").glob("export-*/**/*.txt"))
+
+
+# ---------------------------------------------------------------------- exports of tools
+
+
+def expected_boxes():
+    return json.loads((EXPORTS / "expected.json").read_text())
+
+
+def photograph(path):
+    """The name of a photograph in expected.json: tools add prefixes and suffixes."""
+    return f"{re.search(r'BloodImage_[0-9]+', Path(path).name)[0]}.jpg"
+
+
+def export_names():
+    if not EXPORTS.is_dir():
+        return []
+    names = [path.name for path in EXPORTS.iterdir() if path.is_dir() or path.suffix == ".zip"]
+    return sorted(set(names) - {"real", *NO_IMAGES})
+
+
+@needs_exports
+@pytest.mark.parametrize("name", export_names())
+def test_export_of_annotation_tool_gives_the_expected_boxes(name, tmp_path):
+    """The split too, where the tool writes one."""
+    dataset = opened(EXPORTS / name, tmp_path / "cache")
+    one_class = name == "kaggle"
+    class_names = ["object"] if one_class else dataset.names
+    numbers = {str(index): label for index, label in enumerate(CLASSES)}
+    has_split = name.startswith("rf_") or "split" in name
+
+    seen = set()
+    for split, labels in dataset.labels.items():
+        for index in range(len(labels)):
+            image = photograph(labels.path(index))
+            seen.add(image)
+            expected = expected_boxes()[image]
+            if has_split:
+                assert split == expected["split"], image
+            rows = labels.rows(index)
+            boxes = []
+            for class_index, (x, y, w, h) in zip(
+                labels.classes[rows], labels.boxes_xywh[rows].tolist(), strict=True
+            ):
+                label = class_names[class_index]
+                boxes.append((numbers.get(label, label), x, y, x + w, y + h))
+            wanted = [
+                ("object" if one_class else label, *box) for label, *box in expected["boxes_xyxy"]
+            ]
+            assert_same_boxes(boxes, wanted)
+    assert len(seen) == (2 if one_class else 3)
+
+
+def assert_same_boxes(boxes, wanted):
+    """Each box is one of those that are wanted, within a pixel, and the other way round."""
+    assert len(boxes) == len(wanted)
+    found = np.array([box[1:] for box in boxes])
+    expected = np.array([box[1:] for box in wanted])
+    distance = np.abs(found[:, None] - expected[None]).max(-1)
+    other_class = [[box[0] != other[0] for other in wanted] for box in boxes]
+    distance[np.array(other_class)] = np.inf
+    assert distance.min(0).max() <= WHOLE_NUMBERS + 1e-3
+    assert distance.min(1).max() <= WHOLE_NUMBERS + 1e-3
+
+
+@needs_exports
+@pytest.mark.parametrize("name", sorted(NO_IMAGES))
+def test_export_without_images_is_refused_with_what_to_do(name, tmp_path):
+    with pytest.raises(ValueError, match="3 label files and no image; export it with the images"):
+        opened(EXPORTS / name, tmp_path / "cache")

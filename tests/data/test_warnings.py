@@ -1,0 +1,135 @@
+"""What is said before the training of data that look like a mistake, and --strict."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data import Choices, open_dataset
+from data.report import Report
+from utils.distributed.world import World
+
+CPU = World(torch.device("cpu"))
+ROW = "0 .5 .5 .5 .5\n"
+
+
+def data_set(root, images, labels):
+    """A data YAML. labels: the text of each label file, by its name without suffix."""
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for name in images:
+        cv2.imwrite(str(root / "images" / f"{name}.png"), np.zeros((8, 8, 3), np.uint8))
+    for name, text in labels.items():
+        (root / "labels" / f"{name}.txt").write_text(text)
+    file = root / "data.yaml"
+    file.write_text("train: images\nnames: [cat, dog]\n")
+    return file
+
+
+def said_of(file, *, strict=False):
+    said = []
+    dataset = open_dataset(
+        str(file),
+        ("train",),
+        CPU,
+        said.append,
+        download=False,
+        single_class=False,
+        cache_dir=str(file.parent / "cache"),
+        choices=Choices(strict=strict),
+    )
+    dataset.read("train", said.append)
+    return said
+
+
+def test_label_files_without_an_image_are_named_with_the_likely_reason(tmp_path):
+    labels = {"a": ROW, "a1b2c3d4-b": ROW, "C": ROW, "a1b2c3d4-a": ROW}
+    file = data_set(tmp_path, ["a", "b", "c"], labels)
+    warning = said_of(file)[1]
+    assert warning == (
+        f"train: {tmp_path}/images: 3 label files without an image, such as C.txt, "
+        "a1b2c3d4-a.txt, a1b2c3d4-b.txt; 2 begin with a prefix such as a1b2c3d4-, no image does. "
+        "2 of 3 images have no label file and teach that there is nothing to find."
+    )
+    assert said_of(file)[1] == warning  # also if the scan is read from the cache
+
+
+def test_names_that_differ_in_capital_letters_are_said(tmp_path):
+    file = data_set(tmp_path, ["a", "b"], {"a": ROW, "B": ROW})
+    assert said_of(file)[1].endswith(
+        "1 label file without an image, such as B.txt; 1 differ from an image's name in capital "
+        "letters or accents only."
+    )
+
+
+def test_lists_beside_the_labels_are_no_label_files(tmp_path):
+    labels = {"a": ROW, "classes": "cat\ndog\n", "train": "images/a.png\n"}
+    assert len(said_of(data_set(tmp_path, ["a"], labels))) == 1
+
+
+def test_strict_refuses_what_is_said(tmp_path):
+    file = data_set(tmp_path, ["a"], {"a": ROW, "b": ROW})
+    with pytest.raises(ValueError, match=r"^--strict: 'train' of .*1 label file without an image"):
+        said_of(file, strict=True)
+    (tmp_path / "labels" / "b.txt").unlink()
+    assert len(said_of(file, strict=True)) == 1
+
+
+def test_coordinates_in_pixels_are_recognized(tmp_path):
+    file = data_set(tmp_path, ["a"], {"a": "0 2 3 375 4\n" + ROW})
+    assert "coordinate 375 is outside 0-1 by more than 1%; is it in pixels?" in said_of(file)[1]
+
+
+def report(*counts, images=10, without_label_file=0):
+    """A report with these numbers of boxes of classes."""
+    return Report(
+        images=images,
+        background=without_label_file,
+        without_label_file=without_label_file,
+        instances=sum(counts),
+        crowd=0,
+        polygons=0,
+        instances_per_class=tuple((f"class{index}", n) for index, n in enumerate(counts)),
+        unreadable=(),
+        no_usable_row=(),
+        problem_counts=(),
+        problems=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "warnings"),
+    [
+        (report(99, 2), ["98% of the boxes are of class 'class0'"]),  # 99 / 101 = 0.980
+        (report(98, 3), []),  # 98 / 101 = 0.970
+        (report(60, 1), []),  # too few to tell
+        (report(500), []),  # the only class
+        (report(), []),
+        (
+            report(5, 5, without_label_file=6),
+            ["6 of 10 images have no label file and teach that there is nothing to find"],
+        ),
+        (report(5, 5, without_label_file=5), []),
+    ],
+)
+def test_warnings_follow_from_the_counts(found, warnings):
+    assert found.warnings() == warnings
+
+
+def test_images_in_both_splits_are_counted(tmp_path):
+    file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": ROW})
+    (tmp_path / "val.txt").write_text("images/b.png\n")
+    file.write_text("train: images\nval: val.txt\nnames: [cat, dog]\n")
+    dataset = open_dataset(
+        str(file),
+        ("train", "val"),
+        CPU,
+        download=False,
+        single_class=False,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    said = []
+    dataset.read("train", said.append)
+    assert len(said) == 1
+    dataset.read("val", said.append)
+    assert said[2] == "val: 1 of 1 image also in train: new images will give worse metrics"
