@@ -181,7 +181,7 @@ class Dataset:
             return
         if self.world.is_main:
             copy_to(self.spec, folder)
-        self.spec = replace(self.spec, file=folder / YAML_NAME)
+        self.spec = replace(self.spec, file=Path(os.path.abspath(folder / YAML_NAME)))
 
     @property
     def unit(self) -> str:

@@ -55,7 +55,7 @@ def image_folder(root, count=10):
 # ---------------------------------------------------------------------- what is written
 
 
-def test_held_out_images_are_said_and_kept_for_the_run(tmp_path):
+def test_held_out_images_are_said_and_kept_for_the_run(tmp_path, monkeypatch):
     said = []
     folder = image_folder(tmp_path / "photos")
     dataset = opened(folder, tmp_path / "cache", said)
@@ -69,7 +69,8 @@ def test_held_out_images_are_said_and_kept_for_the_run(tmp_path):
     # The copy in the run folder is the same data set.
     run = tmp_path / "run"
     run.mkdir()
-    dataset.save(run)
+    monkeypatch.chdir(tmp_path)
+    dataset.save(Path("run"))
     assert dataset.file == run / "data.yaml"
     again = opened(run / "data.yaml", tmp_path / "cache", said)
     assert [again.labels[split].digest() for split in ("train", "val")] == [
