@@ -70,6 +70,8 @@ def _lines(file: Path) -> Iterator[str]:
                 text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
                 for line in text.removesuffix("\n").split("\n"):
                     number += 1
+                    if "\0" in line:  # only older Pythons refuse it
+                        raise ValueError(f"{printable(file)} line {number}: contains NUL")
                     yield f"{line}\n"
     except OSError as error:
         raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None

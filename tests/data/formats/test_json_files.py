@@ -13,7 +13,7 @@ from tests.support.fuzzing import assert_printable_line
     ("data", "reason"),
     [
         (b"", "a.json line 1: not JSON: Expecting value"),
-        (b'{"a":\n1,\n}', "a.json line 3: not JSON: Expecting property name"),
+        (b'{"a":\n1,\nx}', "a.json line 3: not JSON: Expecting property name"),
         (b'["a', "a.json line 1: not JSON: Unterminated string"),
         (b"[" * 100_000, "a.json: nested too deeply"),
         (b'{"a":' * 100_000, "a.json: nested too deeply"),
