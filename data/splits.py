@@ -26,6 +26,7 @@ from utils.log import Say, say_nothing
 from utils.printable import counted, printable
 
 FOLDER = Path(__file__).parent
+SHOWN_CLASSES = 5  # of those without a box in the val split
 
 
 def find_data(name: str) -> Path:
@@ -210,6 +211,8 @@ class Dataset:
         self._say_report(split, report, say)
         self._say_shared_images(split, labels, say)
 
+        if split == "val" and "train" in self.reports:
+            _say_absent_classes(self.reports["train"], report, say)
         self.reports[split] = report
         self.digests[split] = labels.digest()
         self.world.require_same(f"{self.file}, {split}", self.digests[split])
@@ -252,6 +255,16 @@ class Dataset:
             if shared:
                 images = f"{shared:,} of {counted(len(labels), 'image')}"
                 say(f"{split}: {images} also in {other}: new images will give worse metrics")
+
+
+def _say_absent_classes(train: Report, val: Report, say: Say) -> None:
+    """Say which classes that are trained have no box in the val split: their AP is unknown."""
+    in_val = {name for name, count in val.instances_per_class if count}
+    absent = [name for name, count in train.instances_per_class if count and name not in in_val]
+    if absent:
+        more = " ..." if len(absent) > SHOWN_CLASSES else ""
+        names = ", ".join(absent[:SHOWN_CLASSES])
+        say(f"val: no box of {counted(len(absent), 'trained class')}: {printable(names)}{more}")
 
 
 def open_dataset(

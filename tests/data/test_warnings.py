@@ -133,3 +133,23 @@ def test_images_in_both_splits_are_counted(tmp_path):
     assert len(said) == 1
     dataset.read("val", said.append)
     assert said[2] == "val: 1 of 1 image also in train: new images will give worse metrics"
+
+
+def test_trained_classes_without_a_val_box_are_named(tmp_path):
+    dog = "1 .5 .5 .5 .5\n"
+    file = data_set(tmp_path, ["a", "b", "c"], {"a": ROW, "b": dog, "c": ROW})
+    (tmp_path / "train.txt").write_text("images/a.png\nimages/b.png\n")
+    (tmp_path / "val.txt").write_text("images/c.png\n")
+    file.write_text("train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
+    said = []
+    dataset = open_dataset(
+        str(file),
+        ("train", "val"),
+        CPU,
+        download=False,
+        single_class=False,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    dataset.read("train")
+    dataset.read("val", said.append)
+    assert said[-1] == "val: no box of 1 trained class: dog"
