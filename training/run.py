@@ -40,7 +40,7 @@ from utils import __version__
 from utils.distributed.world import World
 from utils.files.checkpoint_file import digest_of_checkpoint
 from utils.files.disk import lock_folder
-from utils.files.folders import new_run_folder, remove_partial_files
+from utils.files.folders import new_run_folder, remove_partial_files, require_writable
 from utils.files.writers import write_json, write_yaml
 from utils.log import Say
 from utils.printable import counted
@@ -271,6 +271,8 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
         cfg, hyp = _resumed_settings(flags, saved, say)
     else:
         check_model(flags.cfg, flags.weights, download=flags.download)
+        if world.is_main:
+            require_writable(Path(flags.project), "--project")
         cfg, hyp = _new_settings(flags, say)
     world.require_same("the command line", cfg.training() | hyp.as_dict())
     GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split

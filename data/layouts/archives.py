@@ -10,6 +10,7 @@ from utils.files.archives import ArchiveError, unpack
 from utils.files.atomic import temporary_folder
 from utils.files.disk import exclusive_access
 from utils.files.fingerprint import file_state
+from utils.files.folders import make_folder
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import printable
 
@@ -36,6 +37,7 @@ def unpacked(archive: Path, cache: Path) -> Path:
     if folder.is_dir():
         return folder
 
+    make_folder(folder.parent, "--cache-dir")
     with exclusive_access(folder.with_name(f"{folder.name}.lock")):
         if folder.is_dir():  # another process has unpacked it meanwhile
             return folder

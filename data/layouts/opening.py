@@ -14,6 +14,7 @@ from data.layouts.hold_out import hold_out
 from data.layouts.names import chosen_names, names_of_sources
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
+from utils.files.folders import make_folder
 from utils.files.writers import write_text, write_yaml
 from utils.printable import counted, excerpt, printable
 
@@ -160,7 +161,7 @@ def _entries(
 
 def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequence[str]]) -> Path:
     """Write the YAML of a data set, and its lists of images; return the path of the YAML."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--cache-dir")
     for split, paths in lists.items():
         write_text(folder / f"{split}.txt", "".join(f"{path}\n" for path in paths))
     file = folder / YAML_NAME

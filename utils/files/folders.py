@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from utils.printable import printable
+
 RUN_MARK = "kestrel-run.txt"  # the file that marks a run folder
 RUN_MARK_TEXT = (
     "Kestrel wrote this folder. Its pictures are results: they are not read as "
@@ -49,6 +51,32 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
         return folder
     except OSError as error:
         raise ValueError(f"{first}: the run folder cannot be created ({error.strerror})") from error
+
+
+def make_folder(folder: Path, flag: str) -> None:
+    """Create a folder and those above it. Raises ValueError that names the flag to change."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be created ({error.strerror}); {flag} names another folder"
+        raise ValueError(f"{printable(folder)}: {reason}") from None
+
+
+def require_writable(folder: Path, flag: str) -> None:
+    """Raise ValueError, with the flag that names it, if a folder cannot be written or created.
+
+    Nothing is created: the nearest folder above that exists is looked at.
+    """
+    nearest = Path(os.path.abspath(folder))
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    reason = ""
+    if not nearest.is_dir():
+        reason = "is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "cannot be written"
+    if reason:
+        raise ValueError(f"{flag} {printable(folder)}: {printable(nearest)} {reason}")
 
 
 def _first_free(first: Path) -> Path:

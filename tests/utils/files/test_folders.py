@@ -4,7 +4,14 @@ import os
 
 import pytest
 
-from utils.files.folders import RUN_MARK, is_run_folder, new_run_folder, newest_first
+from utils.files.folders import (
+    RUN_MARK,
+    is_run_folder,
+    make_folder,
+    new_run_folder,
+    newest_first,
+    require_writable,
+)
 
 
 def test_newest_first_leaves_out_dangling_links(tmp_path):
@@ -73,3 +80,30 @@ def test_existing_folder_with_files_is_not_marked(tmp_path):
 )
 def test_runs_from_before_the_mark_are_recognized(folder, names, is_run):
     assert is_run_folder(folder, names) == is_run
+
+
+def test_folder_that_cannot_be_made_is_refused_with_its_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    make_folder(tmp_path / "a" / "b", "--cache-dir")
+    assert (tmp_path / "a" / "b").is_dir()
+    with pytest.raises(ValueError) as refusal:
+        make_folder(tmp_path / "file" / "x", "--cache-dir")
+    assert str(refusal.value) == (
+        f"{tmp_path}/file/x: cannot be created (Not a directory); --cache-dir names another folder"
+    )
+
+
+def test_folder_below_a_file_is_found_before_it_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    require_writable(tmp_path / "runs" / "train", "--project")
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ValueError) as refusal:
+        require_writable(tmp_path / "file" / "train", "--project")
+    assert str(refusal.value) == f"--project {tmp_path}/file/train: {tmp_path}/file is not a folder"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_folder_without_permission_is_found_before_it_is_made(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(ValueError, match=r"^--project .*runs: .* cannot be written$"):
+        require_writable(tmp_path / "runs", "--project")
