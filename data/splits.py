@@ -9,10 +9,11 @@ from pathlib import Path
 
 from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.fetching import fetch_data, require_finished
+from data.formats.base import ClassNames
 from data.labels import Labels
 from data.layouts import recognize
 from data.layouts.archives import is_archive, unpacked
-from data.layouts.names import check_listed_names
+from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.opening import YAML_NAME, Choices, copy_to, held_out_of, open_layout
 from data.layouts.recognize import YAML_SUFFIXES
 from data.report import Report
@@ -71,6 +72,7 @@ def open_data(
         return open_path(Path(name), choices or Choices(), cache_folder(cache_dir), splits)
     file = find_data(name)
     spec = read_data_yaml(file)
+    _refuse_other_names(spec, choices or Choices())
     if file.samefile(FOLDER / "shapes.yaml"):
         generate(spec.root)
     if download:
@@ -81,6 +83,11 @@ def open_data(
     for split in splits:
         spec.sources(split)
     return _with_checked_names(spec, splits)
+
+
+def _refuse_other_names(spec: DataSpec, choices: Choices) -> None:
+    """Raise ValueError if --names differs from the names of a data YAML."""
+    chosen_names(ClassNames(spec.names, str(spec.file)), choices.names)
 
 
 def _with_checked_names(spec: DataSpec, splits: Sequence[str]) -> DataSpec:
@@ -135,6 +142,7 @@ def open_path(
     layout = recognize(unpacked(path, cache or _temporary_cache()) if is_archive(path) else path)
     if layout.is_yaml:
         spec = read_data_yaml(layout.path)
+        _refuse_other_names(spec, choices)
         found = f"{printable(path)}: used {printable(layout.path)}"
         spec = replace(spec, notes=(found, *spec.notes))
         if "val" in splits and not spec.val and spec.train and not spec.labels:

@@ -97,10 +97,16 @@ def _spelling(name: str) -> str:
 def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
     """Return the names that --names gives, or those that were found if it gives none.
 
-    Raises ValueError if they do not fit: numbers need as many names, other names the same ones.
+    Raises ValueError if they do not fit: numbers need as many names, names in use the same ones in
+    any order. A list of names cannot be changed: label files may number the classes by it.
     """
-    if not chosen:
+    if not chosen or tuple(chosen) == found.names:
         return found
+    if found.origin:
+        raise ValueError(
+            f"--names has {_shown(chosen)}, but {printable(found.origin)} names the classes "
+            f"{_shown(found.names)}: change them there"
+        )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"--names: {_shown(chosen)} has a name twice")
     numbered = all(name.isdecimal() for name in found.names)

@@ -48,6 +48,19 @@ def test_data_without_a_class_are_refused(tmp_path):
         names_of_sources([folder(tmp_path, "a", "")])
 
 
+def test_names_flag_does_not_change_a_list(tmp_path):
+    """Label files number the classes by it: another order would give every box a wrong class."""
+    listed = ClassNames(("cat", "dog"), "/set/classes.txt")
+    assert chosen_names(listed, ("cat", "dog")) == listed
+    for chosen in (("dog", "cat"), ("x", "y")):
+        with pytest.raises(ValueError) as refusal:
+            chosen_names(listed, chosen)
+        assert str(refusal.value) == (
+            f"--names has {', '.join(chosen)}, but /set/classes.txt names the classes cat, dog: "
+            "change them there"
+        )
+
+
 def test_names_flag_names_numbered_classes_and_orders_named_ones():
     numbered = ClassNames(("0", "1"))
     named = ClassNames(("cat", "dog"))

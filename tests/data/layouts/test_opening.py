@@ -102,6 +102,16 @@ def test_names_flag_names_classes_that_have_only_numbers(tmp_path):
     assert opened(folder, tmp_path / "cache", names=("a", "b")).names == ["a", "b"]
 
 
+@pytest.mark.parametrize("val", ["", "val: photos\n"])
+def test_names_flag_does_not_change_a_yaml(tmp_path, val):
+    image_folder(tmp_path / "photos")
+    file = tmp_path / "data.yaml"
+    file.write_text(f"train: photos\n{val}names: [cat, dog]\n")
+    for path in (file, tmp_path):
+        with pytest.raises(ValueError, match=r"data\.yaml names the classes cat, dog: change them"):
+            opened(path, tmp_path / "cache", names=("dog", "cat"))
+
+
 def test_labels_of_a_file_are_divided_by_lists(tmp_path):
     """`labels` in a YAML: the file with the boxes of the images that the splits list."""
     folder = image_folder(tmp_path / "photos", 4)
