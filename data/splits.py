@@ -11,7 +11,7 @@ from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
 from data.labels import Labels
-from data.layouts import recognize
+from data.layouts import Layout, recognize
 from data.layouts.archives import is_archive, unpacked
 from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.opening import YAML_NAME, Choices, copy_to, held_out_of, open_layout
@@ -68,21 +68,50 @@ def open_data(
     Raises ValueError if one of the splits is not in the YAML or on the disk, before any is scanned,
     or if it is not known what lies at the path.
     """
+    choices = choices or Choices()
+    cache = cache_folder(cache_dir)
+    given = Path(name)
+    notes: tuple[str, ...] = ()
     if is_other_path(name):
-        return open_path(Path(name), choices or Choices(), cache_folder(cache_dir), splits)
-    file = find_data(name)
+        given = Path(os.path.abspath(name))
+        layout = _recognized(given, cache)
+        if not layout.is_yaml:
+            spec = open_layout(layout, choices, _written_folder(given, choices, cache), cache=cache)
+            _require_sources(spec, splits)
+            return spec
+        file = layout.path
+        notes = (f"{printable(given)}: used {printable(file)}",)
+    else:
+        file = given = find_data(name)
+
     spec = read_data_yaml(file)
-    _refuse_other_names(spec, choices or Choices())
+    _refuse_other_names(spec, choices)
     if file.samefile(FOLDER / "shapes.yaml"):
         generate(spec.root)
     if download:
         fetch_data(spec)
     require_finished(spec)
-    if "val" in splits and not spec.val and spec.train and not spec.labels:
-        spec = _with_val(spec, file, choices or Choices(), cache_folder(cache_dir))
+    spec = replace(spec, notes=(*notes, *spec.notes))
+
+    lacks_val = "val" in splits and not spec.val and spec.train and not spec.labels
+    if lacks_val and choices.val_split:
+        spec.sources("train")
+        spec = held_out_of(spec, choices, _written_folder(given, choices, cache), cache)
+    _require_sources(spec, splits)
+    return _with_checked_names(spec, splits)
+
+
+def _recognized(path: Path, cache: Path | None) -> Layout:
+    """Return the layout of a path that is no YAML; an archive is unpacked below the cache."""
+    if is_archive(path):
+        path = unpacked(path, cache or _temporary_cache())
+    return recognize(path)
+
+
+def _require_sources(spec: DataSpec, splits: Sequence[str]) -> None:
+    """Raise ValueError if a split is not in the YAML, or not on the disk."""
     for split in splits:
         spec.sources(split)
-    return _with_checked_names(spec, splits)
 
 
 def _refuse_other_names(spec: DataSpec, choices: Choices) -> None:
@@ -98,17 +127,6 @@ def _with_checked_names(spec: DataSpec, splits: Sequence[str]) -> DataSpec:
     sources = [source for split in splits for source in spec.sources(split)]
     notes = check_listed_names(spec.names, sources, spec.root)
     return replace(spec, notes=(*spec.notes, *notes))
-
-
-def _with_val(spec: DataSpec, path: Path, choices: Choices, cache: Path | None) -> DataSpec:
-    """Return a data set without a val split with one that is held out, if flags want one.
-
-    path: that was given as --data.
-    """
-    if not choices.val_split:
-        return spec
-    spec.sources("train")
-    return held_out_of(spec, choices, _written_folder(path, choices, cache), cache)
 
 
 def _written_folder(path: Path, choices: Choices, cache: Path | None) -> Path:
@@ -128,30 +146,6 @@ def is_other_path(name: str) -> bool:
     """Whether --data is a path that is no YAML: a folder, an archive, a tool's file."""
     path = Path(name)
     return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
-
-
-def open_path(
-    path: Path, choices: Choices, cache: Path | None, splits: Sequence[str] = ()
-) -> DataSpec:
-    """Open the data set at a path that is no YAML.
-
-    What is written goes below `cache`, or below the system's temporary folder if it is None.
-    Raises ValueError as `open_data` does.
-    """
-    path = Path(os.path.abspath(path))
-    layout = recognize(unpacked(path, cache or _temporary_cache()) if is_archive(path) else path)
-    if layout.is_yaml:
-        spec = read_data_yaml(layout.path)
-        _refuse_other_names(spec, choices)
-        found = f"{printable(path)}: used {printable(layout.path)}"
-        spec = replace(spec, notes=(found, *spec.notes))
-        if "val" in splits and not spec.val and spec.train and not spec.labels:
-            spec = _with_val(spec, path, choices, cache)
-    else:
-        spec = open_layout(layout, choices, _written_folder(path, choices, cache), cache=cache)
-    for split in splits:
-        spec.sources(split)
-    return _with_checked_names(spec, splits) if layout.is_yaml else spec
 
 
 @dataclass

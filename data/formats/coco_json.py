@@ -282,9 +282,7 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
         images.append(CocoImage(path, first_id, sizes[first_id]))
     if images and not any(os.path.isfile(image.path) for image in images):
         problems.append(_images_not_found(file, file_names))
-    for rule, count in finder.rules.most_common():
-        reason = f"{counted(count, 'image name')} found {rule}"
-        problems.append(Problem(NOTE, printable(file), reason))
+    problems += finder.notes()
 
     index_of_name = {name: index for index, name in enumerate(first_ids)}
     index_of_id = {image_id: index_of_name[name] for image_id, name in names.items()}

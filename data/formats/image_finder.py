@@ -10,8 +10,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from data.images import walk_folders
+from data.report import NOTE, Problem
 from utils.images.decode import is_image_name
-from utils.printable import printable
+from utils.printable import counted, printable
 
 # What was done to a name until it was found, for the log.
 FOLDERS_DROPPED = "without their folders"
@@ -43,6 +44,7 @@ class ImageFinder:
     """
 
     def __init__(self, label_file: Path) -> None:
+        self.label_file = label_file
         self.folder = label_file.parent
         self.label_words = _words(label_file.stem)
         self.rules: Counter[str] = Counter()
@@ -74,13 +76,22 @@ class ImageFinder:
                 return found
         return None
 
+    def notes(self) -> list[Problem]:
+        """Return a note for each rule by which names were found."""
+        where = printable(self.label_file)
+        notes = []
+        for rule, count in self.rules.most_common():
+            reason = f"{counted(count, 'image name')} found {rule}"
+            notes.append(Problem(NOTE, where, reason))
+        return notes
+
     def _find_parts(self, parts: list[str], rules: list[str]) -> str | None:
         """Return the image whose path ends with most of these parts, and count how it was found."""
         name = parts[-1]
-        wanted = [_key(part) for part in parts[:-1]]
-        candidates = self._candidates(_key(name), wanted)
+        wanted = [name_key(part) for part in parts[:-1]]
+        candidates = self._candidates(name_key(name), wanted)
         if not candidates and not is_image_name(name):
-            candidates = self._by_stem.get(_key(name), [])
+            candidates = self._by_stem.get(name_key(name), [])
             rules = [*rules, SUFFIX_ADDED]
         if not candidates:
             return None
@@ -150,7 +161,7 @@ class ImageFinder:
         groups = defaultdict(list)
         for path in self.images:
             folder, name = path.split(os.sep)[-2:]
-            groups[_key(folder), _key(name)].append(path)
+            groups[name_key(folder), name_key(name)].append(path)
         return dict(groups)
 
 
@@ -164,11 +175,11 @@ def _images_of(folder: Path) -> list[str]:
 def _grouped(paths: list[str], name_of: Callable[[str], str]) -> dict[str, list[str]]:
     groups = defaultdict(list)
     for path in paths:
-        groups[_key(name_of(path))].append(path)
+        groups[name_key(name_of(path))].append(path)
     return dict(groups)
 
 
-def _key(name: str) -> str:
+def name_key(name: str) -> str:
     """Return what two spellings of a name have in common: its letters, without their case.
 
     Composed and decomposed accents (NFC and NFD, as macOS writes them) are the same.
@@ -236,7 +247,7 @@ def _words(text: str) -> set[str]:
 
 
 def _folders(path: str) -> list[str]:
-    return [_key(part) for part in path.split(os.sep)[:-1]]
+    return [name_key(part) for part in path.split(os.sep)[:-1]]
 
 
 def _common_end(folders: list[str], wanted: list[str]) -> int:

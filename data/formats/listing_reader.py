@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from data.formats.annotations import (
     AnnotatedImage,
@@ -18,7 +18,7 @@ from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
 from data.formats.resized import row_scaled
 from data.labels import BadRowError
-from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, NOTE, ROW_DROPPED, Problem
+from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, ROW_DROPPED, Problem
 from utils.printable import counted, excerpt, printable
 
 START_BYTES = 8192  # of a file, to see what wrote it
@@ -64,37 +64,14 @@ class ListingReader(ABC):
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         contents = self.contents(source)
-        finder = ImageFinder(source)
         indices = class_indices(names)
-        problems = list(contents.problems)
+        found = _find_images(contents.images, source)
         listed: list[ListedImage] = []
-        missing: list[AnnotatedImage] = []
-        place_of: dict[str, str] = {}  # of each path, the place of its first entry
-        for image in contents.images:
-            where = f"{printable(source)} {place(image.number)}"
-            try:
-                path = _find(finder, image)
-            except AmbiguousImageError as error:
-                reason = f"'{excerpt(image.name, 200)}' {error}"
-                problems.append(Problem(IMAGE_DROPPED, where, reason))
-                continue
-            if path is None:
-                missing.append(image)
-                continue
-            first = place_of.setdefault(path, place(image.number))
-            if first != place(image.number):
-                reason = f"'{excerpt(image.name, 200)}' is the image of {first}, which counts"
-                problems.append(Problem(IMAGE_DROPPED, where, reason))
-                continue
+        for path, image in found.images:
             rows = label_rows(image.annotations, indices, printable(source))
             of_image = [*image.problems, *rows.problems]
             listed.append(_listed(image, path, source, len(listed) + 1, rows, of_image))
-
-        problems += _not_found(source, missing, len(contents.images))
-        for rule, count in finder.rules.most_common():
-            images = counted(count, "image name")
-            problems.append(Problem(NOTE, printable(source), f"{images} found {rule}"))
-        return SourceImages(listed, problems)
+        return SourceImages(listed, [*contents.problems, *found.problems])
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         rows = image.rows
@@ -102,6 +79,43 @@ class ListingReader(ABC):
             rows = [row_scaled(row, *size) for row in rows]
         kept, problems = rows_in_image(rows, size, printable(image.label_file))
         return ImageRows(kept, problems, converted=image.converted)
+
+
+class FoundImages(NamedTuple):
+    """The images that a file lists and that exist, each with its path; the problems of others."""
+
+    images: list[tuple[str, AnnotatedImage]]
+    problems: list[Problem]
+
+
+def _find_images(images: Sequence[AnnotatedImage], source: Path) -> FoundImages:
+    """Find the images that a file lists. Of two entries for one image the first one counts."""
+    finder = ImageFinder(source)
+    found: list[tuple[str, AnnotatedImage]] = []
+    missing: list[AnnotatedImage] = []
+    problems: list[Problem] = []
+    place_of: dict[str, str] = {}  # of each path, the place of its first entry
+    for image in images:
+        where = f"{printable(source)} {place(image.number)}"
+        name = excerpt(image.name, 200)
+        try:
+            path = _find(finder, image)
+        except AmbiguousImageError as error:
+            problems.append(Problem(IMAGE_DROPPED, where, f"'{name}' {error}"))
+            continue
+        if path is None:
+            missing.append(image)
+            continue
+
+        first = place_of.setdefault(path, place(image.number))
+        if first != place(image.number):
+            reason = f"'{name}' is the image of {first}, which counts"
+            problems.append(Problem(IMAGE_DROPPED, where, reason))
+            continue
+        found.append((path, image))
+
+    problems += _not_found(source, missing, len(images))
+    return FoundImages(found, problems + finder.notes())
 
 
 def _find(finder: ImageFinder, image: AnnotatedImage) -> str | None:

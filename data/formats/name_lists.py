@@ -27,7 +27,7 @@ def listed_names(source: Path, top: Path | None = None) -> ClassNames | None:
         for name in TEXT_LISTS:
             file = place / name
             if file.is_file():
-                return ClassNames(_distinct(file, _text_list(file)), str(file))
+                return names_in_lines(file)
         if (place / NOTES).is_file():
             file = place / NOTES
             return ClassNames(_distinct(file, _notes(file)), str(file))
@@ -36,8 +36,13 @@ def listed_names(source: Path, top: Path | None = None) -> ClassNames | None:
     return None
 
 
-def _text_list(file: Path) -> list[str]:
-    return [line.strip() for line in read_lines(file) if line.strip()]
+def names_in_lines(file: Path) -> ClassNames:
+    """Return the class names of a file with a name in each line.
+
+    Raises ValueError with its path if it cannot be read or has a name twice.
+    """
+    names = [line.strip() for line in read_lines(file) if line.strip()]
+    return ClassNames(_distinct(file, names), str(file))
 
 
 def _notes(file: Path) -> list[str]:

@@ -21,13 +21,15 @@ from data.formats.visdrone import VisDrone
 from data.formats.voc.reader import VocXml
 from data.formats.yolo_txt import YoloText
 
+COCO_JSON = CocoJson()
+YOLO_TEXT = YoloText()
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     # Files that list images. COCO last of the JSON files: it accepts all of them.
     CreateMl(),
     LabelStudio(),
     ViaJson(),
     Vott(),
-    CocoJson(),
+    COCO_JSON,
     Cvat(),
     ViaCsv(),
     CsvBoxes(),
@@ -38,7 +40,7 @@ FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     Supervisely(),
     VocXml(),
     VisDrone(),
-    YoloText(),  # accepts everything, and raises an error for what it cannot read
+    YOLO_TEXT,  # accepts everything, and raises an error for what it cannot read
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from data.dataset_yaml import read_data_yaml
 from data.formats.base import (
     ClassNames,
     ImageRows,
@@ -23,19 +24,8 @@ from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import excerpt, printable
 
 ROW = re.compile(rb"\s*-?\d{1,7}(,-?\d{1,7}){7},?\s*")
-NAMES = (
-    "pedestrian",
-    "people",
-    "bicycle",
-    "car",
-    "van",
-    "truck",
-    "tricycle",
-    "awning-tricycle",
-    "bus",
-    "motor",
-)
-CLASSES = len(NAMES)  # categories 1 to 10
+DATA_YAML = Path(__file__).parents[1] / "VisDrone.yaml"
+CLASSES = 10  # categories 1 to 10
 REGION_CATEGORIES = (0, 11)  # ignored regions, other objects
 START_BYTES = 4096  # of a label file, to see whether it has such rows
 
@@ -56,7 +46,7 @@ class VisDrone:
         return any(_has_rows(annotation_path(image)) for image in walk_images(source))
 
     def class_names(self, source: Path) -> ClassNames:
-        return ClassNames(NAMES)
+        return ClassNames(read_data_yaml(DATA_YAML).names)
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         if len(names) != CLASSES:

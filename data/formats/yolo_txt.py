@@ -6,7 +6,6 @@ A row is `class cx cy w h`, a box, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon.
 import codecs
 import os
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import isfinite
@@ -22,6 +21,7 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
 from data.formats.name_lists import NAME_LISTS, listed_names
 from data.formats.voc.folders import first_xml
 from data.formats.yolo_values import BOX_VALUES, box_row_length, rows_of_files
@@ -43,7 +43,6 @@ TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outs
 # fraction of the image side by which rounding to six digits may overshoot; not clipped
 ROUNDING = 1e-5
 MOST_FRACTION = 2  # larger coordinates are hardly fractions
-PREFIX = re.compile(r"^[0-9a-f]{8}-(?=.)")  # that Label Studio puts before names
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
@@ -159,14 +158,14 @@ def _unmatched_text(unmatched: Sequence[str], stems: Collection[str]) -> str:
     text = f"{counted(len(unmatched), 'label file')} without an image, such as {names}"
 
     # The reason: a prefix, or another spelling.
-    prefixed = [name for name in unmatched if PREFIX.match(name)]
-    matched_without = sum(PREFIX.sub("", name) in stems for name in prefixed)
+    prefixed = [name for name in unmatched if LABEL_STUDIO_PREFIX.match(name)]
+    matched_without = sum(LABEL_STUDIO_PREFIX.sub("", name) in stems for name in prefixed)
     if matched_without:
-        first = PREFIX.match(prefixed[0])
+        first = LABEL_STUDIO_PREFIX.match(prefixed[0])
         prefix = first[0] if first else ""
         return f"{text}; {matched_without:,} begin with a prefix such as {prefix}, no image does"
-    spellings = {unicodedata.normalize("NFC", stem).casefold() for stem in stems}
-    spelled = sum(unicodedata.normalize("NFC", name).casefold() in spellings for name in unmatched)
+    spellings = set(map(name_key, stems))
+    spelled = sum(name_key(name) in spellings for name in unmatched)
     if spelled:
         return f"{text}; {spelled:,} differ from an image's name in capital letters or accents only"
     return text

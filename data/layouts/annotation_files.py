@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.formats.base import LabelFormat
-from data.formats.registry import FORMATS
+from data.formats.registry import COCO_JSON, FORMATS
 from data.layouts.base import Layout, in_order, split_of_path
 from utils.images.decode import is_image_name
 
@@ -40,7 +40,7 @@ def annotation_layouts(root: Path, folders: Sequence[tuple[str, list[str]]]) -> 
 def reader_of(file: Path) -> LabelFormat | None:
     """Return the reader of a file that lists images, None if it is none."""
     for reader in READERS:
-        if reader.accepts(file) and (reader.title != "COCO JSON" or _is_coco(file)):
+        if reader.accepts(file) and (reader is not COCO_JSON or _is_coco(file)):
             return reader
     return None
 

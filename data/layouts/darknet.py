@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from data.formats.base import ClassNames
+from data.formats.name_lists import names_in_lines
 from data.images import read_lines
 from data.layouts.base import Layout, in_order
 from utils.printable import printable
@@ -27,12 +27,11 @@ def darknet_layout(file: Path) -> Layout:
     """
     entries = _entries(file)
     names_file = _beside(file, entries["names"])
-    names = tuple(line.strip() for line in read_lines(names_file) if line.strip())
     splits = {}
     for key, split in KEYS.items():
         if entries.get(key):
             splits[split] = [_beside(file, entries[key])]
-    return Layout("Darknet", file, in_order(splits), ClassNames(names, str(names_file)))
+    return Layout("Darknet", file, in_order(splits), names_in_lines(names_file))
 
 
 def _entries(file: Path) -> dict[str, str]:

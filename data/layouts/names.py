@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data.formats.base import ClassNames
 from data.formats.name_lists import listed_names
-from data.formats.registry import format_of
+from data.formats.registry import YOLO_TEXT, format_of
 from utils.printable import counted, excerpt, printable
 
 MOST_DIGITS = 5  # of a class number
@@ -63,7 +63,7 @@ def check_listed_names(names: Sequence[str], sources: Iterable[Path], root: Path
     notes = []
     checked: set[str] = set()
     for source in sources:
-        if format_of(source).title != "YOLO":
+        if format_of(source) is not YOLO_TEXT:
             continue  # other formats name the class of each box
         listed = listed_names(source, root)
         if listed is None or listed.origin in checked or listed.names == tuple(names):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data.dataset_yaml import DataSpec, read_data_yaml
 from data.formats.base import ClassNames
-from data.formats.registry import format_of
+from data.formats.registry import YOLO_TEXT, format_of
 from data.layouts.base import UNASSIGNED, Layout
 from data.layouts.hold_out import hold_out
 from data.layouts.names import chosen_names, names_of_sources
@@ -115,7 +115,7 @@ def _images(sources: Sequence[Path], names: ClassNames) -> list[str]:
 
 def _labels_of_lists(sources: Sequence[Path]) -> Sequence[Path]:
     """Return the sources that lists of their images need; none for YOLO's label files."""
-    if all(format_of(source).title == "YOLO" for source in sources):
+    if all(format_of(source) is YOLO_TEXT for source in sources):
         return ()
     return sources
 

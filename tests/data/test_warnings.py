@@ -26,11 +26,12 @@ def data_set(root, images, labels):
     return file
 
 
-def said_of(file, *, strict=False):
+def said_of(file, *, splits=("train",), strict=False):
+    """What is said while these splits are read."""
     said = []
     dataset = open_dataset(
         str(file),
-        ("train",),
+        splits,
         CPU,
         said.append,
         download=False,
@@ -38,7 +39,8 @@ def said_of(file, *, strict=False):
         cache_dir=str(file.parent / "cache"),
         choices=Choices(strict=strict),
     )
-    dataset.read("train", said.append)
+    for split in splits:
+        dataset.read(split, said.append)
     return said
 
 
@@ -120,18 +122,8 @@ def test_images_in_both_splits_are_counted(tmp_path):
     file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": ROW})
     (tmp_path / "val.txt").write_text("images/b.png\n")
     file.write_text("train: images\nval: val.txt\nnames: [cat, dog]\n")
-    dataset = open_dataset(
-        str(file),
-        ("train", "val"),
-        CPU,
-        download=False,
-        single_class=False,
-        cache_dir=str(tmp_path / "cache"),
-    )
-    said = []
-    dataset.read("train", said.append)
-    assert len(said) == 1
-    dataset.read("val", said.append)
+    assert len(said_of(file)) == 1
+    said = said_of(file, splits=("train", "val"))
     assert said[2] == "val: 1 of 1 image also in train: new images will give worse metrics"
 
 
@@ -141,15 +133,5 @@ def test_trained_classes_without_a_val_box_are_named(tmp_path):
     (tmp_path / "train.txt").write_text("images/a.png\nimages/b.png\n")
     (tmp_path / "val.txt").write_text("images/c.png\n")
     file.write_text("train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
-    said = []
-    dataset = open_dataset(
-        str(file),
-        ("train", "val"),
-        CPU,
-        download=False,
-        single_class=False,
-        cache_dir=str(tmp_path / "cache"),
-    )
-    dataset.read("train")
-    dataset.read("val", said.append)
+    said = said_of(file, splits=("train", "val"))
     assert said[-1] == "val: no box of 1 trained class: dog"

@@ -49,44 +49,50 @@ def jpeg_header(data: bytes) -> JpegHeader:
     marker.
     """
     header = JpegHeader()
-    if not data.startswith(JPEG_START):
-        return header
-
-    position = len(JPEG_START)
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xFF:  # a filling byte before a marker
-            position += 1
-            continue
+    for marker, start in jpeg_segments(data):
         if marker == JPEG_SCAN:
-            return header._replace(scan=position)
+            return header._replace(scan=start)
         if marker in FRAMES:
-            height = int.from_bytes(data[position + 5 : position + 7], "big")
-            width = int.from_bytes(data[position + 7 : position + 9], "big")
-            channels = int.from_bytes(data[position + 9 : position + 10], "big")
+            height = int.from_bytes(data[start + 5 : start + 7], "big")
+            width = int.from_bytes(data[start + 7 : start + 9], "big")
+            channels = int.from_bytes(data[start + 9 : start + 10], "big")
             header = JpegHeader(marker, height * width, channels)
-
-        length = int.from_bytes(data[position + 2 : position + 4], "big")
-        position += 2 + length
     return header
 
 
 def jpeg_exif(data: bytes) -> bytes:
     """Return the EXIF data in the header of a JPEG, with their mark; b"" if there are none."""
+    for marker, start in jpeg_segments(data):
+        content = data[start + 4 : start + 2 + _jpeg_length(data, start)]
+        if marker == JPEG_EXIF and content.startswith(EXIF_START):
+            return content
+    return b""
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the marker of each segment in the header of a JPEG, and where it begins.
+
+    The last one is that of the first scan, or the last one before the end of the data. None for
+    other data.
+    """
+    if not data.startswith(JPEG_START):
+        return
+
     position = len(JPEG_START)
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xFF:  # a filling byte before a marker
             position += 1
             continue
+        yield marker, position
         if marker == JPEG_SCAN:
-            break
-        end = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        content = data[position + 4 : end]
-        if marker == JPEG_EXIF and content.startswith(EXIF_START):
-            return content
-        position = end
-    return b""
+            return
+        position += 2 + _jpeg_length(data, position)
+
+
+def _jpeg_length(data: bytes, start: int) -> int:
+    """Return the length of the segment that begins at `start`, without its marker."""
+    return int.from_bytes(data[start + 2 : start + 4], "big")
 
 
 def gif_pixels(data: bytes) -> int:

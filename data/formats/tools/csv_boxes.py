@@ -8,6 +8,7 @@ Kaggle's (`image_id, width, height, bbox`). Without: keras-retinanet's
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -15,13 +16,13 @@ from typing import ClassVar
 from data.formats.annotations import AnnotatedImage, Annotation, AnnotationFile
 from data.formats.listing_reader import ListingReader
 from data.formats.tools.csv_classes import class_list, display_names
-from data.formats.tools.csv_rows import CsvRow, delimiter_of, read_csv
-from data.formats.tools.fields import Objects, size_of
+from data.formats.tools.csv_rows import CsvRow, ImagesOfRows, delimiter_of, read_csv
+from data.formats.tools.fields import size_of
 from data.formats.tools.outlines import Point, box_points
 from data.labels import BadRowError
-from data.report import ROW_DROPPED, Problem
+from data.report import Problem
 from utils.images.decode import is_image_name
-from utils.printable import excerpt, printable
+from utils.printable import excerpt
 
 # The names of columns, in lower case without "_", and what they hold; the first one is used.
 IMAGE_COLUMNS = ("filename", "imagename", "imgname", "imagefile", "imagefilename")
@@ -85,28 +86,20 @@ def _images(
 ) -> tuple[list[AnnotatedImage], list[Problem]]:
     """Return the images that rows name, with their objects, and the problems of rows."""
     displayed = display_names(file)
-    problems: list[Problem] = []
-    images: dict[str, AnnotatedImage] = {}
-    objects_of: dict[str, Objects] = {}
+    named = ImagesOfRows(file, columns["image"], partial(_size, columns=columns))
     for row in rows:
-        name = row.values[columns["image"]] if columns["image"] < len(row.values) else ""
-        if not name:
-            where = f"{printable(file)} line {row.line}"
-            problems.append(Problem(ROW_DROPPED, where, "the row names no image"))
+        objects = named.objects_of(row)
+        if objects is None:
             continue
-        if name not in images:
-            objects = objects_of[name] = Objects()
-            image = AnnotatedImage(name, objects.annotations, objects.problems, number=row.line)
-            images[name] = image._replace(declared_size=_size(row, columns))
         try:
             annotation = _annotation(row, columns)
         except BadRowError as error:
-            objects_of[name].drop(file, row.line, error)
+            objects.drop(file, row.line, error)
             continue
         if annotation is not None:
             shown = displayed.get(annotation.class_name, annotation.class_name)
-            objects_of[name].annotations.append(annotation._replace(class_name=shown))
-    return [*images.values()], problems
+            objects.annotations.append(annotation._replace(class_name=shown))
+    return [*named.images.values()], named.problems
 
 
 def _columns(header: Sequence[str]) -> dict[str, int]:

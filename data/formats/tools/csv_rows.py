@@ -1,11 +1,15 @@
-"""Rows of CSV files, each with its line."""
+"""Rows of CSV files, each with its line, and the images that they name."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from data.formats.annotations import AnnotatedImage
+from data.formats.tools.fields import Objects
 from data.labels import BadRowError
+from data.report import ROW_DROPPED, Problem
 from utils.printable import printable, utf_16_hint
 
 DELIMITERS = ",;\t"
@@ -23,6 +27,40 @@ class CsvRow(NamedTuple):
         if index >= len(self.values):
             raise BadRowError(f"has {len(self.values)} values, must have more than {index}")
         return self.values[index]
+
+
+@dataclass
+class ImagesOfRows:
+    """The images that the rows of a file name, in the order of their first rows.
+
+    column: the place of the name. size_of: returns the size of the image that a row states.
+    """
+
+    file: Path
+    column: int
+    size_of: Callable[[CsvRow], tuple[int, int] | None] = lambda _: None
+    images: dict[str, AnnotatedImage] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)  # of rows that name no image
+    _objects: dict[str, Objects] = field(default_factory=dict)
+
+    def objects_of(self, row: CsvRow) -> Objects | None:
+        """Return the objects of a row's image so far; None, with a problem, if it names none."""
+        name = row.values[self.column] if self.column < len(row.values) else ""
+        if not name:
+            where = f"{printable(self.file)} line {row.line}"
+            self.problems.append(Problem(ROW_DROPPED, where, "the row names no image"))
+            return None
+
+        if name not in self.images:
+            objects = self._objects[name] = Objects()
+            self.images[name] = AnnotatedImage(
+                name,
+                objects.annotations,
+                objects.problems,
+                declared_size=self.size_of(row),
+                number=row.line,
+            )
+        return self._objects[name]
 
 
 def read_csv(file: Path) -> Iterator[CsvRow]:

@@ -15,7 +15,7 @@ from data.formats.annotations import (
 )
 from data.formats.json_files import brief, read_json
 from data.formats.listing_reader import ListingReader
-from data.formats.tools.csv_rows import CsvRow, read_csv
+from data.formats.tools.csv_rows import CsvRow, ImagesOfRows, read_csv
 from data.formats.tools.fields import (
     Objects,
     in_object,
@@ -31,7 +31,6 @@ from data.formats.tools.fields import (
 )
 from data.formats.tools.outlines import Point, box_points, ellipse_points
 from data.labels import BadRowError
-from data.report import ROW_DROPPED, Problem
 from utils.printable import excerpt, printable
 
 SHAPES = b'"shape_attributes"'
@@ -97,32 +96,21 @@ class ViaCsv(ListingReader):
                 raise ValueError(f"{printable(file)} line 1: has no column '{column}'")
 
         # The regions of each image; a row without a shape is an image without objects.
-        problems: list[Problem] = []
-        images: dict[str, AnnotatedImage] = {}
-        objects_of: dict[str, Objects] = {}
+        named = ImagesOfRows(file, position["filename"])
         regions: list[_CsvRegion] = []
         for row in rows:
-            name = (
-                row.values[position["filename"]] if len(row.values) > position["filename"] else ""
-            )
-            if not name:
-                where = f"{printable(file)} line {row.line}"
-                problems.append(Problem(ROW_DROPPED, where, "the row names no image"))
+            objects = named.objects_of(row)
+            if objects is None:
                 continue
-            if name not in images:
-                found = objects_of[name] = Objects()
-                images[name] = AnnotatedImage(
-                    name, found.annotations, found.problems, number=row.line
-                )
             try:
                 shape, attributes = (
                     _json_object(row.value(position[column]), column) for column in COLUMNS[1:]
                 )
             except BadRowError as error:
-                objects_of[name].drop(file, row.line, error)
+                objects.drop(file, row.line, error)
                 continue
             if shape:
-                regions.append(_CsvRegion(row.line, objects_of[name], shape, attributes))
+                regions.append(_CsvRegion(row.line, objects, shape, attributes))
 
         class_key = _class_key(region.attributes for region in regions)
         for line, objects, shape, attributes in regions:
@@ -130,7 +118,7 @@ class ViaCsv(ListingReader):
                 objects.annotations.append(_annotation(shape, attributes, class_key, line))
             except BadRowError as error:
                 objects.drop(file, line, error)
-        return AnnotationFile([*images.values()], problems=problems)
+        return AnnotationFile([*named.images.values()], problems=named.problems)
 
 
 class _CsvRegion(NamedTuple):
