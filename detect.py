@@ -54,7 +54,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default="",
         help="image, video, folder, glob, .txt list, camera number, URL or - (stdin)",
     )
-    add("--data", default="", help="data YAML whose class names, and their order, are used")
+    add(
+        "--data",
+        default="",
+        help="data set (as for train.py) whose class names, and their order, are used",
+    )
     add(
         "--imgsz",
         "--img",
@@ -181,7 +185,7 @@ if __name__ == "__main__":
 
 import torch
 
-from data.dataset_yaml import find_yaml, read_data_yaml
+from data import Choices, open_data
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
@@ -199,7 +203,6 @@ from utils.stopwatch import Stopwatch
 from utils.terminal import run_and_exit
 from utils.threads import map_ahead, prefetch
 
-DATA_FOLDER = Path(__file__).parent / "data"
 AHEAD = 2  # batches of frames that are decoded while the model runs
 # in which all threads detect at the same time; about as many wait for them or for the outputs
 MAX_FRAMES = 32
@@ -275,7 +278,7 @@ def open_detector(args: Namespace, weights: Sequence[str], threads: int) -> Load
     """Return the models in `weights`, with the settings in args, for this many threads."""
     names = None
     if args.data:
-        names = read_data_yaml(find_yaml(args.data, DATA_FOLDER, "data set")).names
+        names = open_data(args.data, choices=Choices(val_split=0)).names
 
     return load(
         weights,
@@ -322,8 +325,7 @@ def validation_images(data: str) -> str:
     if not data:
         raise ValueError(hint)
     try:
-        data_set = read_data_yaml(find_yaml(data, DATA_FOLDER, "data set"))
-        return str(data_set.sources("val")[0])
+        return str(open_data(data, splits=("val",)).sources("val")[0])
     except ValueError as error:
         raise ValueError(
             f"{hint}; there are no validation images to use instead, because {error}"

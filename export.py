@@ -84,8 +84,10 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     )
     add(
         "--data",
-        default="",
-        help="data YAML of the images to compare with torch, and to calibrate --int8",
+        nargs="+",
+        default=[],
+        help="data set (as for train.py) of the images to compare with torch, and to calibrate "
+        "--int8",
     )
     add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
 
@@ -370,18 +372,18 @@ def open_dataset_images(
 
     Raises ValueError if there is no data for --int8, or as open_dataset does.
     """
-    name = args.data
-    if args.int8 and not name:
-        name = model.data
-        if not name:
+    names = args.data
+    if args.int8 and not names:
+        names = [model.data]
+        if not model.data:
             raise ValueError(
                 f"{path}: does not name the data set that it was trained on; give --data"
             )
-    if not name:
+    if not names:
         return None
 
     dataset = open_dataset(
-        name,
+        names,
         ("train", "val") if args.int8 else ("val",),
         World(CPU),
         say,

@@ -50,13 +50,15 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     )
     add(
         "--data",
+        nargs="+",
         help="data set: a YAML (path, or name in data/), a folder, an archive, or an annotation "
-        "tool's file",
+        "tool's file; several are joined",
     )
     add("--val-split", type=float, help="share of images held out where there is no val split")
     add("--group", help="regular expression: images with the same match are in one split")
     add("--strict", action="store_true", help="refuse data in which something looks wrong")
     add("--names", nargs="+", help="class names of data that have none, in order")
+    add("--merge", nargs="+", help="OLD=NEW ...: rename classes, or join them with others")
     add(
         "--download",
         action="store_true",
@@ -268,7 +270,11 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
         tile=requested.tile,
         tile_overlap=requested.tile_overlap,
         choices=Choices(
-            requested.val_split, requested.group, requested.names, strict=requested.strict
+            requested.val_split,
+            requested.group,
+            requested.names,
+            requested.merge,
+            strict=requested.strict,
         ),
     )
     train_labels = data.read("train", log.say)

@@ -45,7 +45,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     )
     add(
         "--data",
-        default="",
+        nargs="+",
+        default=[],
         help="data set: a YAML, a folder, an archive, or an annotation tool's file (default: the "
         "one the checkpoint was trained on)",
     )
@@ -53,6 +54,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--group", default="", help="as train.py, for data without a val split")
     add("--strict", action="store_true", help="refuse data in which something looks wrong")
     add("--names", nargs="+", default=[], help="class names of data that have none, in order")
+    add("--merge", nargs="+", default=[], help="as train.py: OLD=NEW ...")
     add(
         "--download",
         action="store_true",
@@ -207,8 +209,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     paths = args.weights or [str(checkpoint_file.newest(Path("runs"), "**/weights/best.pt"))]
     members = load_members(paths, world, args)
     first = members[0]
-    data = args.data or first.data
-    if not data:
+    data = args.data or [first.data]
+    if not data[0]:
         raise ValueError(
             f"{paths[0]}: does not name the data set that it was trained on; give --data"
         )
@@ -222,7 +224,9 @@ def main(args: Namespace, world: World) -> Evaluation:
         download=args.download,
         single_class=args.single_cls or first.single_class,
         cache_dir=args.cache_dir,
-        choices=Choices(args.val_split, args.group, tuple(args.names), strict=args.strict),
+        choices=Choices(
+            args.val_split, args.group, tuple(args.names), tuple(args.merge), strict=args.strict
+        ),
         **tiles,
     )
     backend = combine_members(paths, members, dataset, args.augment)
@@ -258,7 +262,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         say=log.say,
     )
     device = describe(world.device)
-    log.say(f"{', '.join(paths)} on {data}, {split} split, {image_size} px, {device}")
+    log.say(f"{', '.join(paths)} on {' '.join(data)}, {split} split, {image_size} px, {device}")
 
     # Evaluate
     confidence, iou = thresholds(args)

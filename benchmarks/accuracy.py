@@ -41,7 +41,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import file_report
 from benchmarks.trainings.run import ROOT, Outcome, Training, filled, train
 from benchmarks.trainings.tables import plot, report
-from data.splits import find_data, find_hyp, open_data
+from data.dataset_yaml import find_data, find_hyp
+from data.layouts import open_data
 from train import parse_args
 from training.settings.recipe import AUTO
 from training.start import check_model

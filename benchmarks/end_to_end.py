@@ -34,7 +34,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import add_report_flags, file_report, table_row, versions
-from data.splits import open_data, read_split
+from data.layouts import open_data
+from data.splits import read_split
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 2.0  # between two memory readings: for each the kernel counts pages

@@ -38,7 +38,7 @@ from benchmarks.on_gpu.report import result, summary, write_results
 from benchmarks.on_gpu.running import Outcome, run_stages
 from benchmarks.on_gpu.stage import SMALL, Scope, Sizes, Stage
 from benchmarks.on_gpu.stages import STAGES
-from data.splits import open_data
+from data.layouts import open_data
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.flags import FlagParser

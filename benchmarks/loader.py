@@ -32,8 +32,9 @@ from benchmarks.report import add_report_flags, file_report, table_row
 from data import Augmentation, Loader, build_train_loader
 from data.cache import CachedImages, DeviceImages, open_base_images
 from data.labels import Labels
+from data.layouts import open_data
 from data.sampler import TrainSampler
-from data.splits import open_data, read_split
+from data.splits import read_split
 from training.settings.hyperparameters import Hyp
 from utils.distributed.devices import describe, pick_devices, wait_for
 from utils.distributed.launch import RankInfo

@@ -66,8 +66,9 @@ from benchmarks.timed_steps import (
 )
 from data import Augmentation, build_train_loader
 from data.labels import Labels
+from data.layouts import open_data
 from data.shapes.generate import generate
-from data.splits import open_data, read_split
+from data.splits import read_split
 from models import build_model
 from tests.support.launching import TORCHRUN
 from training.settings.hyperparameters import Hyp

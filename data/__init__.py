@@ -4,7 +4,7 @@ from data.augment import Augmentation
 from data.balance import weights_after
 from data.cache import open_base_images
 from data.labels import Labels
-from data.layouts.opening import Choices
+from data.layouts import Choices, open_data
 from data.loader import Loader
 from data.loaders import (
     Images,
@@ -33,6 +33,7 @@ __all__ = [
     "build_loaders",
     "build_train_loader",
     "open_base_images",
+    "open_data",
     "open_dataset",
     "trial_drawing",
     "weights_after",

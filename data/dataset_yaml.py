@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -11,12 +12,25 @@ from utils.files.download import Source, check_url
 from utils.files.yaml_tree import is_absent, pairs, read_tree, where
 from utils.printable import counted, did_you_mean, excerpt, printable
 
-ALLOWED_KEYS = ("path", "train", "val", "test", "labels", "names", "nc", "kpt_shape", "download")
+ALLOWED_KEYS = (
+    "path",
+    "train",
+    "val",
+    "test",
+    "labels",
+    "names",
+    "nc",
+    "merge",
+    "label_names",
+    "kpt_shape",
+    "download",
+)
 # keys of others
 MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}
 # of Roboflow's exports: where the data set comes from; of keypoints: their mirror images
 IGNORED_KEYS = ("roboflow", "flip_idx")
 SPLITS = ("train", "val", "test")
+FOLDER = Path(__file__).parent  # of the YAMLs that Kestrel has
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -26,6 +40,8 @@ class DataSpec:
 
     `train`, `val`, `test`: paths of folders, lists and files that list images. `labels`: the files
     or folders that have the labels of all splits, if these are lists of images; otherwise empty.
+    `names`: of the classes that are trained. `label_names`: for each source whose labels have other
+    ones, the name of each of its classes, in the order of their numbers, and the one it becomes.
     """
 
     file: Path
@@ -35,6 +51,7 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     labels: tuple[Path, ...] = ()
+    label_names: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     keypoints: tuple[int, int] | None = None  # number and dimensions of those after each box
     download: tuple[Source, ...] = ()
     # why the `download` entry cannot be used; "" if it can be used or is absent
@@ -73,7 +90,7 @@ class DataSpec:
         beside = self.file.parent / os.path.relpath(path, self.root)
         if beside != path and os.path.exists(beside):
             return f"; {printable(beside)} exists: remove 'path' from the YAML, or correct it"
-        if self.file.parent == Path(__file__).parent:
+        if self.file.parent == FOLDER:
             return "; the first lines of that file say where to get the data"
         return ""
 
@@ -84,6 +101,22 @@ class DataSpec:
     def sources_exist(self) -> bool:
         """Whether all paths that `needed` returns exist."""
         return all(os.path.exists(path) for path in self.needed())
+
+
+def find_data(name: str) -> Path:
+    """Return the YAML of a data set, given its path or its name in data/.
+
+    Raises ValueError if there is none.
+    """
+    return find_yaml(name, FOLDER, "data set")
+
+
+def find_hyp(name: str) -> Path:
+    """Return a hyper-parameter YAML, given its path or its name in data/hyps/.
+
+    Raises ValueError if there is none.
+    """
+    return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
 
 
 def find_yaml(name: str | Path, folder: Path, what: str = "file") -> Path:
@@ -130,6 +163,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     entries = _entries(file)
     names = _names(file, entries.get("names"))
     _check_class_count(file, entries.get("nc"), names)
+    renamed = _merge(file, entries.get("merge"), names)
 
     # The folder, and the paths in it.
     notes: list[str] = []
@@ -143,6 +177,13 @@ def read_data_yaml(file: str | Path) -> DataSpec:
             f"{printable(root)}"
         )
 
+    # The classes as the labels name them.
+    label_names = _label_names(root, file, entries.get("label_names"), names)
+    if renamed:
+        sources = {path for paths in (train, val, test, labels) for path in paths or ()}
+        label_names = dict.fromkeys(sorted(sources), renamed)
+        names = distinct(renamed.values())
+
     download, download_error = _download(file, entries.get("download"))
     return DataSpec(
         file=file,
@@ -152,6 +193,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
         test=test,
         names=names,
         labels=labels,
+        label_names=label_names,
         keypoints=_keypoints(file, entries.get("kpt_shape")),
         download=download,
         download_error=download_error,
@@ -318,6 +360,60 @@ def _check_class_count(file: Path, node: Node | None, names: tuple[str, ...]) ->
         raise ValueError(
             f"{where(file, node)}: 'nc' is {got}, but 'names' has {counted(len(names), 'class')}"
         )
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names without repetitions, in their order.
+
+    >>> distinct(["cat", "dog", "cat"])
+    ('cat', 'dog')
+    """
+    return tuple(dict.fromkeys(names))
+
+
+def _merge(file: Path, node: Node | None, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the name that each class becomes by `merge`; nothing without it.
+
+    Raises ValueError if it renames a class that is not in `names`.
+    """
+    if node is None or is_absent(node):
+        return {}
+    if not isinstance(node, MappingNode):
+        raise ValueError(f"{where(file, node)}: 'merge' must be a mapping from old to new names")
+    new_name = {name: name for name in names}
+    for old, new in pairs(node, file, "'merge'"):
+        if old not in new_name:
+            problem = f"'merge' renames '{excerpt(old)}', which is not in 'names'"
+            raise ValueError(f"{where(file, new)}: {problem}{did_you_mean(old, names)}")
+        new_name[old] = _text(file, "merge", new)
+    return new_name
+
+
+def _label_names(
+    root: Path, file: Path, node: Node | None, names: tuple[str, ...]
+) -> dict[Path, dict[str, str]]:
+    """Return the classes of the labels of some sources, and what each becomes.
+
+    Raises ValueError if that is not in `names`.
+    """
+    if node is None or is_absent(node):
+        return {}
+    allowed = "'label_names' must be a mapping from sources to mappings from old to new names"
+    if not isinstance(node, MappingNode):
+        raise ValueError(f"{where(file, node)}: {allowed}")
+
+    of_source = {}
+    for source, classes in pairs(node, file, "'label_names'"):
+        if not isinstance(classes, MappingNode) or not classes.value:
+            raise ValueError(f"{where(file, classes)}: {allowed}")
+        new_name = {}
+        for old, new in pairs(classes, file, "'label_names'"):
+            new_name[old] = _text(file, "label_names", new)
+            if new_name[old] not in names:
+                problem = f"'{excerpt(new_name[old])}' is not in 'names'"
+                raise ValueError(f"{where(file, new)}: {problem}")
+        of_source[Path(os.path.abspath(root / source))] = new_name
+    return of_source
 
 
 def _keypoints(file: Path, node: Node | None) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from data import scan_cache
 from data.formats import format_of
+from data.formats.adapted import RenamedClasses, SelectedImages
 from data.formats.base import (
     ImageRows,
     LabelFormat,
@@ -20,7 +21,6 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import fit_rows
-from data.formats.selected import SelectedImages
 from data.formats.yolo_values import BOX_VALUES
 from data.images import find_images
 from data.labels import Labels, LabelsBuilder
@@ -130,6 +130,7 @@ def scan(
     names: Sequence[str],
     *,
     labels_from: Sequence[Path] = (),
+    label_names: Mapping[Path, Mapping[str, str]] | None = None,
     keypoints: tuple[int, int] | None = None,
     cache_dir: Path | None = None,
     threads: int = 4,
@@ -147,6 +148,8 @@ def scan(
         names: the class names.
         labels_from: the sources that have the labels of the images in `sources`; () if each source
             has its own.
+        label_names: of each source whose labels have other classes: these, in the order of their
+            numbers, and the one of `names` that each becomes.
         keypoints: number and dimensions of the keypoints after the boxes in YOLO's rows; None: the
             rows decide (data/formats/yolo_values.py).
         cache_dir: where the result is stored; nothing else is written.
@@ -158,8 +161,9 @@ def scan(
     """
     lists = [Path(os.path.abspath(source)) for source in sources]
     label_sources = [Path(os.path.abspath(source)) for source in labels_from]
-    readers, wanted = _readers(lists, label_sources)
-    sources = [*lists, *label_sources]  # all that is read
+    label_names = label_names or {}
+    readers, wanted = _readers(lists, label_sources, label_names)
+    all_files = [*lists, *label_sources]  # that are read
     listed = Listed()
 
     # The images of folders. With those, a stored scan of the same files can be used.
@@ -168,8 +172,9 @@ def scan(
         listed.add(_with_keypoints(folder, keypoints))
     fingerprint = ""
     if cache_dir is not None:
-        fingerprint = f"{_fingerprint(sources, listed)} {keypoints}"
-    stored, state = _from_cache(cache_dir, sources, names, fingerprint)
+        read_as = [(str(source), dict(classes)) for source, classes in label_names.items()]
+        fingerprint = f"{_fingerprint(all_files, listed)} {keypoints} {read_as}"
+    stored, state = _from_cache(cache_dir, all_files, names, fingerprint)
     if stored is not None:
         found = stored.report.with_cache(state, listed.sentences, listed.unmatched_labels)
         return stored.labels, found
@@ -184,7 +189,7 @@ def scan(
         listed.add(file)
     listed.problems += _without_entry(wanted, listed, label_sources)
     if not listed.items:
-        raise EmptySplitError(_no_images(sources, [*listed.sentences, *listed.problems]))
+        raise EmptySplitError(_no_images(all_files, [*listed.sentences, *listed.problems]))
 
     # The ids of a single source are kept, if it has some.
     source_ids = None
@@ -197,24 +202,33 @@ def scan(
     labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
     if cache_dir is not None:
         result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
-        state = _to_cache(cache_dir, sources, names, result, state)
+        state = _to_cache(cache_dir, all_files, names, result, state)
     return labels, report.with_cache(state, listed.sentences, listed.unmatched_labels)
 
 
 def _readers(
-    sources: Sequence[Path], label_sources: Sequence[Path]
+    sources: Sequence[Path],
+    label_sources: Sequence[Path],
+    label_names: Mapping[Path, Mapping[str, str]],
 ) -> tuple[list[tuple[Path, LabelFormat]], set[str]]:
     """Return what is read, each with its reader, and the images that are wanted of it.
 
-    Without label_sources those are the sources, and all of their images.
+    Without label_sources those are the sources, and all of their images. label_names: as in `scan`.
     """
-    if not label_sources:
-        return [(source, format_of(source)) for source in sources], set()
     wanted: set[str] = set()
-    for source in sources:
-        wanted.update(find_images(source).images)
-    readers = [(source, SelectedImages(format_of(source), wanted)) for source in label_sources]
-    return list(readers), wanted
+    if label_sources:
+        for source in sources:
+            wanted.update(find_images(source).images)
+
+    readers = []
+    for source in label_sources or sources:
+        reader = format_of(source)
+        if source in label_names:
+            reader = RenamedClasses(reader, label_names[source])
+        if label_sources:
+            reader = SelectedImages(reader, wanted)
+        readers.append((source, reader))
+    return readers, wanted
 
 
 def _with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | None) -> ListedSource:

@@ -1,24 +1,16 @@
 """Open a data set by its name, and read the labels of its splits."""
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data.dataset_yaml import DataSpec, find_yaml, read_data_yaml
-from data.fetching import fetch_data, require_finished
-from data.formats.base import ClassNames
+from data.dataset_yaml import DataSpec
 from data.labels import Labels
-from data.layouts import Layout, recognize
-from data.layouts.archives import is_archive, unpacked
-from data.layouts.names import check_listed_names, chosen_names
-from data.layouts.opening import YAML_NAME, Choices, copy_to, held_out_of, open_layout
-from data.layouts.recognize import YAML_SUFFIXES
+from data.layouts import Choices, open_data
+from data.layouts.written import YAML_NAME, copy_to
 from data.report import Report
 from data.scan import EmptySplitError, scan
-from data.shapes.generate import generate
 from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder
@@ -26,126 +18,7 @@ from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
 
-FOLDER = Path(__file__).parent
 SHOWN_CLASSES = 5  # of those without a box in the val split
-
-
-def find_data(name: str) -> Path:
-    """Return the YAML of a data set, given its path or its name in data/.
-
-    Raises ValueError if there is none.
-    """
-    return find_yaml(name, FOLDER, "data set")
-
-
-def find_hyp(name: str) -> Path:
-    """Return a hyper-parameter YAML, given its path or its name in data/hyps/.
-
-    Raises ValueError if there is none.
-    """
-    return find_yaml(name, FOLDER / "hyps", "hyper-parameters")
-
-
-def open_data(
-    name: str,
-    *,
-    download: bool = False,
-    splits: Sequence[str] = (),
-    choices: Choices | None = None,
-    cache_dir: str = "",
-) -> DataSpec:
-    """Open the data set of a YAML that `find_data` finds, or what else lies at this path.
-
-    The generated data set is drawn if it does not exist.
-
-    Args:
-        name: of the YAML, or the path of a folder, an archive, or a file of an annotation tool.
-        download: download missing data from the URLs in the YAML. Nothing else may use the network.
-        splits: the splits that will be read.
-        choices: what flags choose for a path that is no YAML.
-        cache_dir: folder of the caches, "" for the user's cache folder.
-
-    Raises ValueError if one of the splits is not in the YAML or on the disk, before any is scanned,
-    or if it is not known what lies at the path.
-    """
-    choices = choices or Choices()
-    cache = cache_folder(cache_dir)
-    given = Path(name)
-    notes: tuple[str, ...] = ()
-    if is_other_path(name):
-        given = Path(os.path.abspath(name))
-        layout = _recognized(given, cache)
-        if not layout.is_yaml:
-            spec = open_layout(layout, choices, _written_folder(given, choices, cache), cache=cache)
-            _require_sources(spec, splits)
-            return spec
-        file = layout.path
-        notes = (f"{printable(given)}: used {printable(file)}",)
-    else:
-        file = given = find_data(name)
-
-    spec = read_data_yaml(file)
-    _refuse_other_names(spec, choices)
-    if file.samefile(FOLDER / "shapes.yaml"):
-        generate(spec.root)
-    if download:
-        fetch_data(spec)
-    require_finished(spec)
-    spec = replace(spec, notes=(*notes, *spec.notes))
-
-    lacks_val = "val" in splits and not spec.val and spec.train and not spec.labels
-    if lacks_val and choices.val_split:
-        spec.sources("train")
-        spec = held_out_of(spec, choices, _written_folder(given, choices, cache), cache)
-    _require_sources(spec, splits)
-    return _with_checked_names(spec, splits)
-
-
-def _recognized(path: Path, cache: Path | None) -> Layout:
-    """Return the layout of a path that is no YAML; an archive is unpacked below the cache."""
-    if is_archive(path):
-        path = unpacked(path, cache or _temporary_cache())
-    return recognize(path)
-
-
-def _require_sources(spec: DataSpec, splits: Sequence[str]) -> None:
-    """Raise ValueError if a split is not in the YAML, or not on the disk."""
-    for split in splits:
-        spec.sources(split)
-
-
-def _refuse_other_names(spec: DataSpec, choices: Choices) -> None:
-    """Raise ValueError if --names differs from the names of a data YAML."""
-    chosen_names(ClassNames(spec.names, str(spec.file)), choices.names)
-
-
-def _with_checked_names(spec: DataSpec, splits: Sequence[str]) -> DataSpec:
-    """Return the data set, with notes of lists of names beside its labels that differ.
-
-    Raises ValueError as `check_listed_names` does.
-    """
-    sources = [source for split in splits for source in spec.sources(split)]
-    notes = check_listed_names(spec.names, sources, spec.root)
-    return replace(spec, notes=(*spec.notes, *notes))
-
-
-def _written_folder(path: Path, choices: Choices, cache: Path | None) -> Path:
-    """Return the folder for the YAML of the data set at a path: below the cache.
-
-    Without one it is below the system's temporary folder.
-    """
-    key = hashlib.sha256(f"{path.resolve()} {choices}".encode(errors="surrogateescape")).hexdigest()
-    return (cache or _temporary_cache()) / "data" / key[:16]
-
-
-def _temporary_cache() -> Path:
-    return Path(tempfile.gettempdir(), "kestrel")
-
-
-def is_other_path(name: str) -> bool:
-    """Whether --data is a path that is no YAML: a folder, an archive, a tool's file."""
-    path = Path(name)
-    return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
 
 
 @dataclass
@@ -270,7 +143,7 @@ def _say_absent_classes(train: Report, val: Report, say: Say) -> None:
 
 
 def open_dataset(
-    name: str,
+    names: Sequence[str],
     splits: Sequence[str],
     world: World,
     say: Say = say_nothing,
@@ -288,7 +161,7 @@ def open_dataset(
     One process of each machine downloads it, or unpacks it.
 
     Args:
-        name: path of the YAML, or its name in data/, or another path, as in `open_data`.
+        names: path of the YAML, or its name in data/, or another path; several, as in `open_data`.
         splits: the splits that will be read.
         world: this process and the others.
         say: receives notes, such as paths that were corrected.
@@ -304,7 +177,7 @@ def open_dataset(
     """
     with world.local_main_first():
         spec = open_data(
-            name, download=download, splits=splits, choices=choices, cache_dir=cache_dir
+            *names, download=download, splits=splits, choices=choices, cache_dir=cache_dir
         )
     for note in spec.notes:
         say(note)
@@ -334,6 +207,7 @@ def read_split(
             spec.sources(split),
             spec.names,
             labels_from=spec.labels,
+            label_names=spec.label_names,
             keypoints=spec.keypoints,
             cache_dir=cache,
             threads=threads,

@@ -225,7 +225,7 @@ def test_only_download_module_uses_network(file):
     assert "fetch" not in called or file in [ROOT / caller for caller in callers]
     assert "open_remote" not in called or file == ROOT / "data" / "sources" / "stream_reader.py"
     assert "open_response" not in called or file.parent == ROOT / "utils" / "files"
-    assert "fetch_data" not in called or file == ROOT / "data" / "splits.py"
+    assert "fetch_data" not in called or file == ROOT / "data" / "layouts" / "opening.py"
 
 
 @each_source

@@ -24,8 +24,9 @@ from data import Augmentation, Loader, build_train_loader
 from data.base_images import DecodedImages
 from data.cache import DeviceImages, offsets_of
 from data.labels import Labels
+from data.layouts import open_data
 from data.multi_scale import MultiScale
-from data.splits import open_data, read_split
+from data.splits import read_split
 from models import Detector, build_model
 from models.assign.targets import pad_targets
 from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, ReorderedClasses

@@ -488,7 +488,7 @@ def test_resume_without_flags_keeps_saved_settings(tmp_path):
         "AdamW",
         (1, 2),
         3,
-        "/data/a.yaml",
+        ("/data/a.yaml",),
     )
     assert lines == []
 

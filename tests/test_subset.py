@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.trainings import subset
 from data.images import find_images
-from data.splits import open_data
+from data.layouts import open_data
 from utils.terminal import exit_code_of
 
 

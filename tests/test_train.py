@@ -508,7 +508,7 @@ def test_folder_trains_and_its_run_has_the_yaml_that_val_reads(start, tiny_data,
     flags = ["--names", "disc", "square", "bar", "--val-split", "0.5", "--epochs", "1"]
     _, folder = start("--data", str(photos), *flags)
     assert {path.name for path in folder.glob("*.txt")} >= {"train.txt", "val.txt"}
-    assert f"data: {folder}/data.yaml\n" in (folder / "args.yaml").read_text()
+    assert f"data:\n- {folder}/data.yaml\n" in (folder / "args.yaml").read_text()
 
     # The run's own copy is enough, also without the cache.
     shutil.rmtree(tmp_path / "cache")

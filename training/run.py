@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from data import Dataset, Images
-from data.splits import find_data, find_hyp, is_other_path
+from data.dataset_yaml import find_data, find_hyp
+from data.layouts import is_other_path
 from models.detector import Detector
 from training.batch_size.find import find_batch_size
 from training.checkpoints.contents import (
@@ -202,7 +203,8 @@ class Run:
         self.folder = Path(self.world.broadcast_object(path))
         data.save(self.folder)
         if data.is_written:
-            self.config = replace(self.config, data=str(data.file))
+            # its YAML has the final classes
+            self.config = replace(self.config, data=(str(data.file),), names=(), merge=())
         if not self.world.is_main:
             return
 
@@ -280,8 +282,9 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
 
 
 def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:
-    if "data" in flags.given and not is_other_path(flags.data):
-        flags = replace(flags, data=str(find_data(flags.data)))
+    if "data" in flags.given:
+        paths = [name if is_other_path(name) else str(find_data(name)) for name in flags.data]
+        flags = replace(flags, data=tuple(paths))
     cfg, changes = resumed_config(flags, saved)
     with refuse_damaged(cfg.resume):
         hyp = Hyp(**saved.description.hyp)

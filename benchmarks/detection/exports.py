@@ -38,7 +38,8 @@ import torch
 
 import val
 from benchmarks.report import add_report_flags, file_report, table_row, versions
-from data.splits import open_data, read_split
+from data.layouts import open_data
+from data.splits import read_split
 from models import load
 from utils.distributed.world import World
 from utils.images.decode import read_image

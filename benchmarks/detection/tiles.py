@@ -46,8 +46,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from data.labels import Labels  # noqa: E402
+from data.layouts import open_data  # noqa: E402
 from data.scan import scan  # noqa: E402
-from data.splits import open_data  # noqa: E402
 from models import load  # noqa: E402
 from utils.images.decode import read_image  # noqa: E402
 from utils.images.letterbox import GRAY  # noqa: E402

@@ -20,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
-from data.splits import open_data, read_split
+from data.layouts import open_data
+from data.splits import read_split
 from utils.files.writers import write_json
 from utils.printable import one_line
 from utils.terminal import FaultError

@@ -18,7 +18,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.images import find_images
-from data.splits import open_data
+from data.layouts import open_data
 from utils.files.writers import write_text
 from utils.printable import printable
 from utils.terminal import run_and_exit

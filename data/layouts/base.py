@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,20 @@ SPLIT_WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What flags choose about a data set.
+
+    val_split: the share of images that is held out if there is no val split; 0 holds out none.
+    """
+
+    val_split: float = 0.2
+    group: str = ""  # as in hold_out
+    names: tuple[str, ...] = ()  # of the classes
+    merge: tuple[str, ...] = ()  # OLD=NEW: classes that are renamed, or joined with others
+    strict: bool = False  # refuse data in which something looks like a mistake
+
+
 class Layout(NamedTuple):
     """A data set as it lies on the disk."""
 
@@ -29,6 +44,21 @@ class Layout(NamedTuple):
     splits: Mapping[str, tuple[Path, ...]]  # sources by split, or UNASSIGNED
     names: ClassNames | None = None  # None: as the sources name them
     is_yaml: bool = False  # whether `path` is a data YAML, which says all of this
+    labels: tuple[Path, ...] = ()  # as in DataSpec, like the following
+    label_names: Mapping[Path, Mapping[str, str]] = {}
+    keypoints: tuple[int, int] | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder that the names of its images are relative to."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def label_sources(self) -> tuple[Path, ...]:
+        """The files and folders that have its labels."""
+        if self.labels:
+            return self.labels
+        return tuple(source for sources in self.splits.values() for source in sources)
 
 
 def split_of_path(parts: Iterable[str]) -> str:

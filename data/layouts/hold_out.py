@@ -1,11 +1,9 @@
 """Choose the images of a val split where a data set has none."""
 
 import hashlib
-import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from data.layouts.similar import Groups
@@ -19,8 +17,7 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(
-    paths: Iterable[str],
-    root: Path,
+    names: Mapping[str, str],
     *,
     share: float,
     group: str = "",
@@ -34,8 +31,7 @@ def hold_out(
     side. A group with more than half of the images is not held out.
 
     Args:
-        paths: of the images.
-        root: the folder that their names are relative to.
+        names: of the images, by their paths; those below the data set's folder, with slashes.
         share: of the images that are held out, above 0 and below 1.
         group: a regular expression; images with the same match are a group, or with the same first
             group of the expression if it has groups. "" puts each image into a group of its own.
@@ -44,8 +40,8 @@ def hold_out(
 
     Raises ValueError if `group` is not a regular expression, or there are fewer than two groups.
     """
-    ordered = sorted(paths)
-    groups = _groups(ordered, root, group, similar)
+    paths = sorted(names)
+    groups = _groups(paths, names, group, similar)
     if len(groups) < 2:
         what = "image" if not group else f"group of --group {group}"
         raise ValueError(
@@ -53,23 +49,33 @@ def hold_out(
         )
 
     # The groups in the order of their hashes; those below the share are held out.
-    ranked = sorted((_fraction(names[0], root, seed), names) for names in groups)
-    most = len(ordered) / 2
-    held_out = [names for fraction, names in ranked if fraction < share and len(names) <= most]
+    ranked = sorted((_fraction(names[members[0]], seed), members) for members in groups)
+    most = len(paths) / 2
+    held_out = []
+    for fraction, members in ranked:
+        if fraction < share and len(members) <= most:
+            held_out.append(members)
     if not held_out:
-        held_out = [min((names for _, names in ranked), key=len)]
+        held_out = [min((members for _, members in ranked), key=len)]
     if len(held_out) == len(ranked):
-        held_out = [names for _, names in ranked[:-1]]
+        held_out = [members for _, members in ranked[:-1]]
 
-    val = {name for names in held_out for name in names}
-    train = [name for names in groups for name in names if name not in val]
-    return HeldOut(sorted(train), sorted(val))
+    val = {path for members in held_out for path in members}
+    train = [path for path in paths if path not in val]
+    return HeldOut(train, sorted(val))
 
 
 def _groups(
-    paths: Sequence[str], root: Path, group: str, similar: Sequence[int]
+    paths: Sequence[str], names: Mapping[str, str], group: str, similar: Sequence[int]
 ) -> list[list[str]]:
-    """Return the images of each group, in the order of the paths; similar: as in `hold_out`."""
+    """Return the paths of each group, in their order.
+
+    Args:
+        paths: of all images, sorted.
+        names: as in `hold_out`, like the following.
+        group: the regular expression.
+        similar: a number for each path.
+    """
     try:
         pattern = re.compile(group)
     except re.error as error:
@@ -78,7 +84,7 @@ def _groups(
     joined = Groups(len(paths))
     first_of: dict[str | int, int] = {}  # the first image of each match, and of each similar group
     for index, path in enumerate(paths):
-        match = pattern.search(_name(path, root)) if group else None
+        match = pattern.search(names[path]) if group else None
         if match is not None:
             key = match[1] if pattern.groups else match[0]
             joined.join(first_of.setdefault(key, index), index)
@@ -91,12 +97,7 @@ def _groups(
     return list(groups.values())
 
 
-def _name(path: str, root: Path) -> str:
-    """Return the path of an image relative to the root, with slashes on every system."""
-    return os.path.relpath(path, root).replace(os.sep, "/")
-
-
-def _fraction(path: str, root: Path, seed: int) -> float:
+def _fraction(name: str, seed: int) -> float:
     """Return a number in [0, 1) that depends on the seed and the name of an image only."""
-    digest = hashlib.sha256(f"{seed} {_name(path, root)}".encode(errors="surrogateescape"))
+    digest = hashlib.sha256(f"{seed} {name}".encode(errors="surrogateescape"))
     return int.from_bytes(digest.digest()[:8], "big") / 2**64

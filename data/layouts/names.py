@@ -1,6 +1,6 @@
 """The class names of a data set whose sources name them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data.formats.base import ClassNames
@@ -39,7 +39,7 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
         where = ", ".join(map(printable, sources[:3]))
         advice = "give the folder or the file that has the labels, too"
         raise ValueError(f"no labels with a class in {where}: {advice}")
-    if all(name.isdecimal() for name in used):
+    if are_numbers(used):
         if max(map(len, used)) > MOST_DIGITS:
             largest = max(used, key=len)
             raise ValueError(f"the labels have a class {excerpt(largest)}: is this a class number?")
@@ -47,14 +47,18 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
     return ClassNames(tuple(sorted(used)))
 
 
-def check_listed_names(names: Sequence[str], sources: Iterable[Path], root: Path) -> list[str]:
+def are_numbers(names: Iterable[str]) -> bool:
+    """Whether all classes are called by their numbers."""
+    return all(name.isdecimal() for name in names)
+
+
+def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> list[str]:
     """Compare a data YAML's names with the lists that tools write beside YOLO's label files.
 
     Return a sentence for each list with other spellings.
 
     Args:
-        names: of the YAML.
-        sources: its folders and lists of images.
+        names_of: for each folder and list of images, the classes that its labels should have.
         root: the folder of the data set.
 
     Raises ValueError with both lists if one has the same names in another order, or another number
@@ -62,11 +66,12 @@ def check_listed_names(names: Sequence[str], sources: Iterable[Path], root: Path
     """
     notes = []
     checked: set[str] = set()
-    for source in sources:
+    for source, expected in names_of.items():
+        names = tuple(expected)
         if format_of(source) is not YOLO_TEXT:
             continue  # other formats name the class of each box
         listed = listed_names(source, root)
-        if listed is None or listed.origin in checked or listed.names == tuple(names):
+        if listed is None or listed.origin in checked or listed.names == names:
             continue
         checked.add(listed.origin)
 
@@ -97,8 +102,8 @@ def _spelling(name: str) -> str:
 def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
     """Return the names that --names gives, or those that were found if it gives none.
 
-    Raises ValueError if they do not fit: numbers need as many names, names in use the same ones in
-    any order. A list of names cannot be changed: label files may number the classes by it.
+    Raises ValueError if they do not fit: numbers need a name for each, names in use the same ones
+    in any order. A list of names cannot be changed: label files may number the classes by it.
     """
     if not chosen or tuple(chosen) == found.names:
         return found
@@ -109,8 +114,8 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
         )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"--names: {_shown(chosen)} has a name twice")
-    numbered = all(name.isdecimal() for name in found.names)
-    if numbered and len(chosen) != len(found.names):
+    numbered = are_numbers(found.names)
+    if numbered and len(chosen) < len(found.names):
         raise ValueError(
             f"--names has {counted(len(chosen), 'name')}, but the labels have the classes 0 to "
             f"{len(found.names) - 1}"

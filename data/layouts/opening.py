@@ -1,192 +1,156 @@
-"""Open what was recognized as a data set: its names, its splits, and the YAML that says so."""
+"""Open the data set of a YAML, or of whatever else --data names."""
 
+import hashlib
 import os
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from data.dataset_yaml import DataSpec, read_data_yaml
+from data.dataset_yaml import FOLDER, SPLITS, DataSpec, find_data, read_data_yaml
+from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
-from data.formats.registry import YOLO_TEXT, format_of
-from data.layouts.base import UNASSIGNED, Layout
-from data.layouts.hold_out import hold_out
-from data.layouts.names import chosen_names, names_of_sources
-from data.layouts.similar import similar_groups
-from data.report import Problem, first_of
-from utils.files.folders import make_folder
-from utils.files.writers import write_text, write_yaml
-from utils.printable import counted, excerpt, printable
-
-YAML_NAME = "data.yaml"
-Splits = Mapping[str, Sequence[Path]]
+from data.layouts.archives import is_archive, unpacked
+from data.layouts.base import Choices, Layout
+from data.layouts.names import check_listed_names, chosen_names
+from data.layouts.recognize import YAML_SUFFIXES, recognize
+from data.layouts.written import write_data_set
+from data.shapes.generate import generate
+from utils.files.folders import cache_folder
+from utils.printable import printable
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What flags choose about a data set.
+class Given(NamedTuple):
+    """A path that --data names, and what was found there."""
 
-    val_split: the share of images that is held out if there is no val split; 0 holds out none.
-    """
-
-    val_split: float = 0.2
-    group: str = ""  # as in hold_out
-    names: tuple[str, ...] = ()  # of the classes
-    strict: bool = False  # refuse data in which something looks like a mistake
+    path: Path
+    layout: Layout
+    spec: DataSpec | None = None  # of a data YAML
 
 
-def open_layout(
-    layout: Layout,
-    choices: Choices,
-    folder: Path,
-    *,
-    cache: Path | None = None,
-    keypoints: tuple[int, int] | None = None,
+def open_data(
+    *names: str,
+    download: bool = False,
+    splits: Sequence[str] = (),
+    choices: Choices | None = None,
+    cache_dir: str = "",
 ) -> DataSpec:
-    """Return the data set of a layout.
+    """Open the data set of a YAML that `find_data` finds, or what else lies at this path.
+
+    The generated data set is drawn if it does not exist.
 
     Args:
-        layout: what was recognized.
-        choices: of the flags.
-        folder: where its YAML is written, and the lists of its splits where images are held out.
-        cache: the folder of the caches, None to store nothing.
-        keypoints: of a data YAML.
+        names: of the YAML, or the path of a folder, an archive, or a file of an annotation tool;
+            several are joined to one data set.
+        download: download missing data from the URLs in the YAML. Nothing else may use the network.
+        splits: the splits that will be read.
+        choices: what flags choose, such as the images that are held out.
+        cache_dir: folder of the caches, "" for the user's cache folder.
 
-    Raises ValueError if its sources cannot be read or disagree about the names of the classes.
+    Raises ValueError if one of the splits is not in the YAML or on the disk, before any is scanned,
+    or if it is not known what lies at a path.
     """
-    all_sources = [source for sources in layout.splits.values() for source in sources]
-    names = chosen_names(layout.names or names_of_sources(all_sources), choices.names)
-    splits, unused = _assigned(layout)
-    notes = [_described(layout, names)]
-    if unused:
-        notes.append(f"not used, because they are in no split: {_shown(unused)}")
+    choices = choices or Choices()
+    cache = cache_folder(cache_dir)
+    given = [_given(name, cache, download=download) for name in names]
 
-    lists: dict[str, list[str]] = {}
-    labels: Sequence[Path] = ()
-    if "val" not in splits and choices.val_split:
-        paths = _images(splits["train"], names)
-        root = layout.path if layout.path.is_dir() else layout.path.parent
-        similar = similar_groups(paths, cache, os.cpu_count() or 1)
-        held_out = hold_out(
-            paths, root, share=choices.val_split, group=choices.group, similar=similar
-        )
-        lists = {"train": held_out.train, "val": held_out.val}
-        labels = _labels_of_lists(splits["train"])
-        notes.append(
-            f"no val split: {len(held_out.val):,} of {counted(len(paths), 'image')} held out "
-            f"(--val-split {choices.val_split:g})"
-        )
-        copies = len(similar) - len(set(similar))
-        if copies:
-            notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
-    entries = _entries(splits, lists, labels, names)
-    if keypoints is not None:
-        entries["kpt_shape"] = list(keypoints)
-    file = _write(folder, entries, lists)
-    return replace(read_data_yaml(file), notes=tuple(notes), is_written=True)
+    first = given[0].spec
+    if first is not None and len(given) == 1 and _is_complete(first, splits, choices):
+        chosen_names(ClassNames(first.names, str(first.file)), choices.names)
+        spec = first
+    else:
+        for one in given:
+            _require_train(one.spec)
+        layouts = [one.layout for one in given]
+        folder = _written_folder([one.path for one in given], choices, cache)
+        spec = write_data_set(layouts, choices, folder, cache=cache)
+        spec = replace(spec, notes=(*_notes(given), *spec.notes))
+
+    for split in splits:
+        spec.sources(split)
+    sources = [source for split in splits for source in spec.sources(split)]
+    names_of = {source: tuple(spec.label_names.get(source, spec.names)) for source in sources}
+    listed = check_listed_names(names_of, spec.root)
+    return replace(spec, notes=(*spec.notes, *listed))
 
 
-def _assigned(layout: Layout) -> tuple[dict[str, tuple[Path, ...]], tuple[Path, ...]]:
-    """Return the sources of each split, and those in none if there is a train split."""
-    splits = dict(layout.splits)
-    unassigned = splits.pop(UNASSIGNED, ())
-    if "train" in splits:
-        return splits, unassigned
-    if not unassigned:
-        found = ", ".join(splits)
-        raise ValueError(f"{printable(layout.path)} has no train split (it has: {found})")
-    return {"train": unassigned, **splits}, ()
+def is_other_path(name: str) -> bool:
+    """Whether --data is a path that is no YAML: a folder, an archive, a tool's file."""
+    path = Path(name)
+    return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
 
 
-def _images(sources: Sequence[Path], names: ClassNames) -> list[str]:
-    """Return the paths of all images of sources. Raises ValueError if there are none."""
-    paths: set[str] = set()
-    problems: list[Problem] = []
-    for source in sources:
-        contents = format_of(source).images(source, names.names)
-        paths.update(image.path for image in contents.images)
-        problems += contents.problems
-    if not paths:
-        first = first_of(problems)
-        reason = f"; the first problem is {first}" if first else ""
-        raise ValueError(f"no images in {_shown(sources)}{reason}")
-    return sorted(paths)
+def _given(name: str, cache: Path | None, *, download: bool) -> Given:
+    """Return what a name given as --data is; an archive is unpacked below the cache."""
+    if not is_other_path(name):
+        file = find_data(name)
+        return _given_yaml(file, file, download=download)
+
+    path = Path(os.path.abspath(name))
+    folder = path
+    if is_archive(path):
+        folder = unpacked(path, cache or _temporary_cache())
+    layout = recognize(folder)
+    if layout.is_yaml:
+        return _given_yaml(path, layout.path, download=download)
+    return Given(path, layout)
 
 
-def _labels_of_lists(sources: Sequence[Path]) -> Sequence[Path]:
-    """Return the sources that lists of their images need; none for YOLO's label files."""
-    if all(format_of(source) is YOLO_TEXT for source in sources):
-        return ()
-    return sources
+def _given_yaml(path: Path, file: Path, *, download: bool) -> Given:
+    """Return the data set of a YAML. Raises ValueError if it is only partly downloaded."""
+    spec = read_data_yaml(file)
+    if file.samefile(FOLDER / "shapes.yaml"):
+        generate(spec.root)
+    if download:
+        fetch_data(spec)
+    require_finished(spec)
+    if path != file:
+        spec = replace(spec, notes=(f"{printable(path)}: used {printable(file)}", *spec.notes))
+
+    splits = {}
+    for split, sources in zip(SPLITS, (spec.train, spec.val, spec.test), strict=True):
+        if sources:
+            splits[split] = sources
+    layout = Layout(
+        "data YAML",
+        spec.file,
+        splits,
+        ClassNames(spec.names, str(spec.file)),
+        labels=spec.labels,
+        label_names=spec.label_names,
+        keypoints=spec.keypoints,
+    )
+    return Given(path, layout, spec)
 
 
-def _described(layout: Layout, names: ClassNames) -> str:
-    classes = counted(len(names.names), "class")
-    origin = "in use"
-    if names.origin:
-        origin = f"from {printable(os.path.basename(names.origin))}"
-    shown = excerpt(", ".join(names.names), 100)
-    return f"{printable(layout.path)}: {layout.title}; {classes} {origin}: {shown}"
+def _is_complete(spec: DataSpec, splits: Sequence[str], choices: Choices) -> bool:
+    """Whether a data YAML is used as it is: nothing is held out, and no class is renamed."""
+    wants_val = "val" in splits and choices.val_split > 0
+    lacks_val = wants_val and not spec.val and bool(spec.train)
+    return not lacks_val and not choices.merge
 
 
-def _shown(paths: Sequence[Path]) -> str:
-    more = " ..." if len(paths) > 3 else ""
-    return ", ".join(map(printable, paths[:3])) + more
+def _require_train(spec: DataSpec | None) -> None:
+    """Raise ValueError if a data YAML has no train split, or it does not exist."""
+    if spec is not None:
+        spec.sources("train")
 
 
-def _entries(
-    splits: Splits,
-    lists: Mapping[str, Sequence[str]],
-    labels: Sequence[Path],
-    names: ClassNames,
-) -> dict[str, object]:
-    """Return the entries of a data YAML.
+def _notes(given: Sequence[Given]) -> list[str]:
+    """Return what is said of the data YAMLs."""
+    return [note for one in given if one.spec is not None for note in one.spec.notes]
 
-    Args:
-        splits: the sources of each split.
-        lists: paths of images, by split, which replace its sources.
-        labels: the sources of the labels of these lists.
-        names: of the classes.
+
+def _written_folder(paths: Sequence[Path], choices: Choices, cache: Path | None) -> Path:
+    """Return the folder for the YAML of the data sets at these paths: below the cache.
+
+    Without one it is below the system's temporary folder.
     """
-    entries: dict[str, object] = {}
-    for split, sources in splits.items():
-        entries[split] = [str(source) for source in sources]
-    for split in lists:
-        entries[split] = f"{split}.txt"
-    if labels:
-        entries["labels"] = [str(source) for source in labels]
-    entries["names"] = dict(enumerate(names.names))
-    return entries
+    text = " ".join(str(path.resolve()) for path in paths)
+    key = hashlib.sha256(f"{text} {choices}".encode(errors="surrogateescape")).hexdigest()
+    return (cache or _temporary_cache()) / "data" / key[:16]
 
 
-def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequence[str]]) -> Path:
-    """Write the YAML of a data set, and its lists of images; return the path of the YAML."""
-    make_folder(folder, "--cache-dir")
-    for split, paths in lists.items():
-        write_text(folder / f"{split}.txt", "".join(f"{path}\n" for path in paths))
-    file = folder / YAML_NAME
-    write_yaml(file, entries)
-    return file
-
-
-def copy_to(spec: DataSpec, folder: Path) -> None:
-    """Copy the YAML that `open_layout` has written, and its lists, into a folder."""
-    for name in (YAML_NAME, "train.txt", "val.txt"):
-        file = spec.file.with_name(name)
-        if file.exists():
-            shutil.copyfile(file, folder / name)
-
-
-def held_out_of(spec: DataSpec, choices: Choices, folder: Path, cache: Path | None) -> DataSpec:
-    """Return a data set whose YAML has no val split with one that is held out.
-
-    Its YAML is written into `folder`. cache: as in `open_layout`.
-
-    Raises ValueError as `open_layout` does.
-    """
-    splits = {"train": spec.train or ()}
-    if spec.test:
-        splits["test"] = spec.test
-    layout = Layout("data YAML", spec.file, splits, ClassNames(spec.names, str(spec.file)))
-    opened = open_layout(layout, choices, folder, cache=cache, keypoints=spec.keypoints)
-    return replace(opened, notes=(*spec.notes, *opened.notes[1:]))
+def _temporary_cache() -> Path:
+    return Path(tempfile.gettempdir(), "kestrel")

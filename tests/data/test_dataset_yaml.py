@@ -86,7 +86,10 @@ def test_tilde_is_the_home_folder_unless_it_exists_as_written(
 )
 def test_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, meant: str) -> None:
     hint = f" (did you mean {meant}?)" if meant else ""
-    allowed = "allowed are path, train, val, test, labels, names, nc, kpt_shape, download"
+    allowed = (
+        "allowed are path, train, val, test, labels, names, nc, merge, label_names, kpt_shape, "
+        "download"
+    )
     with pytest.raises(
         ValueError, match=re.escape(f"line 2: unknown key '{key}', {allowed}{hint}") + "$"
     ):
@@ -138,7 +141,7 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         (
             "names: [a]\nclasses: 3\n",
             "line 2: unknown key 'classes', allowed are path, train, val, test, labels, names, nc, "
-            "kpt_shape, download",
+            "merge, label_names, kpt_shape, download",
         ),
         ("names: [a]\nnames: [b]\n", "line 2: the key 'names' appears twice"),
         ("names: []\n", "line 1: 'names' is empty"),

@@ -18,7 +18,7 @@ import val
 from data import fetching
 from data.dataset_yaml import read_data_yaml
 from data.fetching import WORK, fetch_data
-from data.splits import open_data
+from data.layouts import open_data
 from tests.support.launching import forked, free_port, rank_environment, small_run_flags
 from tests.support.packing import make_tar, make_zip
 from tests.support.scripted_server import delayed_answer, file_answer, fixed_answer

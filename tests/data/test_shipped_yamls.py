@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from torchvision.models._meta import _COCO_CATEGORIES, _VOC_CATEGORIES
 
-from data.dataset_yaml import DataSpec, read_data_yaml
+from data.dataset_yaml import FOLDER, DataSpec, find_data, read_data_yaml
 from data.scan import scan
-from data.splits import FOLDER, find_data
 from tests.data.formats.voc.test_voc_reader import annotation, object_xml
 
 YAMLS = sorted(file.name for file in FOLDER.glob("*.yaml"))

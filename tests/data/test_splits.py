@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Choices, open_dataset, splits
+from data import Choices, open_data, open_dataset, splits
 from tests.support.tiny_data import NAMES, draw_tiny_data
 from utils.distributed.world import World
 from utils.files.folders import new_run_folder
@@ -18,10 +18,10 @@ CPU = World(torch.device("cpu"))
 
 def test_open_data_generates_only_the_shapes_dataset(tiny_data, monkeypatch):
     drawn = []
-    monkeypatch.setattr(splits, "generate", drawn.append)
-    assert splits.open_data(str(tiny_data)).file == tiny_data
+    monkeypatch.setattr("data.layouts.opening.generate", drawn.append)
+    assert open_data(str(tiny_data)).file == tiny_data
     assert drawn == []
-    assert [splits.open_data("shapes.yaml").root] == drawn
+    assert [open_data("shapes.yaml").root] == drawn
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_open_data_requires_all_requested_splits(tmp_path, val, message):
     file = tmp_path / "data.yaml"
     file.write_text(f"train: .\n{val}\nnames: [a]\n")
     no_val = Choices(val_split=0)  # none is held out
-    assert splits.open_data(str(file)) == splits.open_data(str(file), splits=("train",))
+    assert open_data(str(file)) == open_data(str(file), splits=("train",))
     with pytest.raises(ValueError) as refusal:
-        splits.open_data(str(file), splits=("train", "val"), choices=no_val)
+        open_data(str(file), splits=("train", "val"), choices=no_val)
     assert message.format(folder=tmp_path) in str(refusal.value)
 
 
@@ -79,7 +79,7 @@ def test_error_of_empty_split_names_it(tmp_path, rows, message):
         (tmp_path / "labels").mkdir()
         (tmp_path / "labels" / "a.txt").write_text(rows)
     (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a]\n")
-    spec = splits.open_data(str(tmp_path / "data.yaml"))
+    spec = open_data(str(tmp_path / "data.yaml"))
     with pytest.raises(ValueError, match=f"^'val' of {tmp_path}/data.yaml: {message}"):
         splits.read_split(
             spec, "val", single=False, cache_dir=str(tmp_path / "cache"), progress=False
@@ -93,9 +93,9 @@ def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
         )  # as for a user id unknown to the system
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(splits.Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", no_home)
     assert splits.cache_folder("") is None
-    spec = splits.open_data(str(tiny_data))
+    spec = open_data(str(tiny_data))
     labels, report = splits.read_split(spec, "train", single=False, cache_dir="", progress=False)
     assert len(labels) == 8
     assert report.cache == "not cached: no home folder, and no --cache-dir"
@@ -109,7 +109,7 @@ def test_run_folders_in_the_data_are_said_once(tmp_path):
     shutil.copy(tmp_path / "data" / "images" / "0.png", run)
     said: list[str] = []
     reading = {"download": False, "single_class": False, "cache_dir": str(tmp_path / "cache")}
-    data = open_dataset(str(file), ("train", "val"), CPU, **reading)
+    data = open_dataset([str(file)], ("train", "val"), CPU, **reading)
     assert [len(data.read(split, said.append)) for split in ("train", "val")] == [8, 8]
     told = [line for line in said if "run folder" in line]
     assert told == [

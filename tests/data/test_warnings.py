@@ -30,7 +30,7 @@ def said_of(file, *, splits=("train",), strict=False):
     """What is said while these splits are read."""
     said = []
     dataset = open_dataset(
-        str(file),
+        [str(file)],
         splits,
         CPU,
         said.append,

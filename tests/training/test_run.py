@@ -49,7 +49,7 @@ MAY_CHANGE = {
     "noval": True,
     "val_period": 2,
     "noplots": True,
-    "data": "other.yaml",
+    "data": ("other.yaml",),
     "cache": "off",
     "compile": "default",
     "cache_dir": "cached",
@@ -68,6 +68,7 @@ MAY_NOT_CHANGE = {
     "val_split": 0.5,
     "group": "a",
     "names": ("a", "b"),
+    "merge": ("a=b",),
     "strict": True,
     "optimizer": "AdamW",
     "image_weights": True,
@@ -222,10 +223,13 @@ def test_every_flag_is_known_to_these_tests():
 def test_flag_changes_a_resumed_run(tmp_path, name):
     last = saved_run(tmp_path / "exp")
     run, said = opened(resume_flags(last, tmp_path, **{name: MAY_CHANGE[name]}), find_data=Path)
-    assert getattr(run.config, name) == MAY_CHANGE[name]
-    before = small_description().config | {"data": "shapes.yaml"}
+    value = MAY_CHANGE[name]
+    assert getattr(run.config, name) == value
+    before = small_description().config[name]
+    if name == "data":
+        (before,), (value,) = before, value
     flag = "--" + name.replace("_", "-")
-    assert said[1:] == [f"--resume changes {flag} from {before[name]} to {MAY_CHANGE[name]}"]
+    assert said[1:] == [f"--resume changes {flag} from {before} to {value}"]
 
 
 @pytest.mark.parametrize("name", MAY_NOT_CHANGE)
@@ -242,9 +246,9 @@ def test_flag_that_may_not_change_keeps_its_value_and_is_reported(tmp_path, name
 
 def test_moved_data_set_of_a_resumed_run_is_searched_for(tmp_path):
     last = saved_run(tmp_path / "exp")
-    cfg = resume_flags(last, tmp_path, data="moved.yaml")
+    cfg = resume_flags(last, tmp_path, data=("moved.yaml",))
     run, _ = opened(cfg, find_data=lambda name: Path("/elsewhere") / name)
-    assert run.config.data == str(Path("/elsewhere/moved.yaml"))
+    assert run.config.data == (str(Path("/elsewhere/moved.yaml")),)
 
 
 @pytest.mark.parametrize(
@@ -444,10 +448,12 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
 
 
 def test_run_names_the_yaml_that_was_written_for_its_data(tmp_path):
-    run = new_run(tmp_path, data=str(tmp_path / "export.zip"))
+    run = new_run(tmp_path, data=(str(tmp_path / "export.zip"),), names=("a",), merge=("a=b",))
     run.open_folder(FakeData(is_written=True), never)
-    assert run.config.data == str(run.folder / "data.yaml")
-    assert yaml.safe_load((run.folder / "args.yaml").read_text())["data"] == run.config.data
+    config = run.config
+    assert (config.data, config.names, config.merge) == ((str(run.folder / "data.yaml"),), (), ())
+    written = yaml.safe_load((run.folder / "args.yaml").read_text())
+    assert (written["data"], written["merge"]) == (list(config.data), [])
     run.close_folder({})
 
 

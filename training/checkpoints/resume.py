@@ -123,7 +123,7 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
         )
     own = defaults | stored
     own["resume"] = cfg.resume
-    own["data"] = saved.description.data
+    own["data"] = [saved.description.data]
     own["download"] = cfg.download  # never from a checkpoint
 
     # Those that the command line changes, and those that it cannot change.
@@ -139,7 +139,7 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
             ignored.append(flag(name))
 
     lines = [
-        f"--resume changes {flag(name)} from {own[name]} to {value}"
+        f"--resume changes {flag(name)} from {_words(own[name])} to {_words(value)}"
         for name, value in changed.items()
     ]
     if ignored:
@@ -158,6 +158,11 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
         stopped = stopping.should_stop()
     _refuse_if_done(new, saved.epoch, stopped=stopped)
     return new, lines
+
+
+def _words(value: object) -> str:
+    """Return the value of a flag as it is typed."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:

@@ -27,7 +27,7 @@ CHOICES = {
     "compile": ("off", "default", "reduce-overhead", "max-autotune"),
     "cache": ("auto", "ram", "disk", "device", "off"),
 }
-LISTS = ("freeze", "names")  # fields with several values
+LISTS = ("data", "names", "merge", "freeze")  # fields with several values
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -61,10 +61,11 @@ class TrainConfig:
 
     weights: str = ""
     cfg: str = ""
-    data: str = "shapes.yaml"
+    data: tuple[str, ...] = ("shapes.yaml",)
     val_split: float = 0.2
     group: str = ""
     names: tuple[str, ...] = ()
+    merge: tuple[str, ...] = ()
     strict: bool = False
     hyp: str = "auto"
     epochs: int = 100
@@ -121,8 +122,10 @@ class TrainConfig:
             require(fits, f"{flag(name)} is a {actual.__name__}, expected {expected.__name__}")
         integers = all(type(number) is int for number in self.freeze)
         require(integers, "--freeze: layer numbers must be whole numbers")
-        texts = all(type(name) is str and name for name in self.names)
-        require(texts, "--names: class names must be texts that are not empty")
+        for name in ("data", "names", "merge"):
+            texts = all(type(text) is str and text for text in getattr(self, name))
+            require(texts, f"{flag(name)}: give texts that are not empty")
+        require(bool(self.data), "--data: give one path or more")
 
     def _check_ranges(self) -> None:
         self._require("epochs", self.epochs >= 1, "train for 1 epoch or more")

@@ -9,30 +9,30 @@ from data.layouts.hold_out import hold_out
 ROOT = Path("/data/photos")
 
 
-def paths(names):
-    return [str(ROOT / name) for name in names]
+def paths(names, root=ROOT):
+    """The names of images by their paths."""
+    return {str(root / name): name for name in names}
 
 
 def test_each_image_is_in_one_split():
     images = paths(f"{number}.jpg" for number in range(1000))
-    train, val = hold_out(images, ROOT, share=0.2)
+    train, val = hold_out(images, share=0.2)
     assert sorted(train + val) == sorted(images)
     assert 150 < len(val) < 250  # 200 expected, standard deviation sqrt(1000 * 0.2 * 0.8) = 12.6
 
 
 def test_choice_depends_on_names_and_seed_only():
     images = paths(f"{number}.jpg" for number in range(50))
-    first = hold_out(images, ROOT, share=0.3)
-    assert hold_out(images[::-1], ROOT, share=0.3) == first
-    assert hold_out(images, ROOT, share=0.3, seed=1) != first
-    elsewhere = [image.replace("/data/", "/mnt/") for image in images]
-    moved = hold_out(elsewhere, Path("/mnt/photos"), share=0.3)
+    first = hold_out(images, share=0.3)
+    assert hold_out(dict(reversed(images.items())), share=0.3) == first
+    assert hold_out(images, share=0.3, seed=1) != first
+    moved = hold_out(paths(images.values(), Path("/mnt/photos")), share=0.3)
     assert [Path(name).name for name in moved.val] == [Path(name).name for name in first.val]
 
 
 def test_added_images_move_no_other():
-    before = hold_out(paths(f"{number}.jpg" for number in range(100)), ROOT, share=0.2)
-    after = hold_out(paths(f"{number}.jpg" for number in range(200)), ROOT, share=0.2)
+    before = hold_out(paths(f"{number}.jpg" for number in range(100)), share=0.2)
+    after = hold_out(paths(f"{number}.jpg" for number in range(200)), share=0.2)
     assert set(before.val) <= set(after.val)
     assert set(before.train) <= set(after.train)
 
@@ -40,7 +40,7 @@ def test_added_images_move_no_other():
 def test_images_of_a_group_stay_together():
     images = paths(f"patient{patient}_{number}.jpg" for patient in range(20) for number in range(5))
     for pattern in ("patient[0-9]+", "(patient[0-9]+)_"):
-        train, val = hold_out(images, ROOT, share=0.3, group=pattern)
+        train, val = hold_out(images, share=0.3, group=pattern)
         patients = [{Path(name).name.split("_")[0] for name in side} for side in (train, val)]
         assert not patients[0] & patients[1]
         assert all(patients)
@@ -48,15 +48,16 @@ def test_images_of_a_group_stay_together():
 
 def test_images_without_a_match_are_groups_of_their_own():
     images = paths(["a1.jpg", "a2.jpg", "b.jpg", "c.jpg"])
-    train, val = hold_out(images, ROOT, share=0.5, group="a")
-    side_of_a = train if images[0] in train else val
-    assert images[1] in side_of_a
+    train, val = hold_out(images, share=0.5, group="a")
+    first, second, *_ = images
+    side_of_a = train if first in train else val
+    assert second in side_of_a
 
 
 @pytest.mark.parametrize("share", [0.001, 0.999])
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_both_splits_have_an_image(count, share):
-    train, val = hold_out(paths(f"{n}.jpg" for n in range(count)), ROOT, share=share)
+    train, val = hold_out(paths(f"{n}.jpg" for n in range(count)), share=share)
     assert train
     assert val
 
@@ -72,5 +73,5 @@ def test_both_splits_have_an_image(count, share):
 )
 def test_choice_that_cannot_be_made_is_refused(images, group, message):
     with pytest.raises(ValueError) as refusal:
-        hold_out(paths(images), ROOT, share=0.2, group=group)
+        hold_out(paths(images), share=0.2, group=group)
     assert message in str(refusal.value)

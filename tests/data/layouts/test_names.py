@@ -106,19 +106,19 @@ def test_names_flag_that_does_not_fit_is_refused(found, chosen, message):
 def test_list_that_numbers_classes_otherwise_is_refused(tmp_path, listed, names, message):
     source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", listed)
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_listed_names(names, [source], tmp_path)
+        check_listed_names({source: names}, tmp_path)
 
 
 def test_other_spellings_are_said_and_equal_lists_are_not(tmp_path):
     source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "Cat\ndog\n")
-    (note,) = check_listed_names(("cat", "dog"), [source, source], tmp_path)
+    (note,) = check_listed_names({source: ("cat", "dog")}, tmp_path)
     assert note.endswith(
         "classes.txt spells the classes in another way: Cat, dog; the data YAML has cat, dog"
     )
-    assert check_listed_names(("Cat", "dog"), [source], tmp_path) == []
+    assert check_listed_names({source: ("Cat", "dog")}, tmp_path) == []
 
 
 def test_lists_above_the_data_set_do_not_count(tmp_path):
     source = folder(tmp_path / "set", "a", "0 .5 .5 .5 .5\n")
     (tmp_path / "classes.txt").write_text("another\ndata set\nentirely\n")
-    assert check_listed_names(("cat",), [source], tmp_path / "set") == []
+    assert check_listed_names({source: ("cat",)}, tmp_path / "set") == []

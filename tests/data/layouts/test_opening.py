@@ -7,15 +7,11 @@ import re
 import zipfile
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-import torch
 
-from data import Choices, open_dataset
-from utils.distributed.world import World
+from tests.support.data_sets import image_folder, opened
 
-CPU = World(torch.device("cpu"))
 EXPORTS = Path(__file__).parents[4] / "shared" / "fixtures" / "annotation_tools"
 needs_exports = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"{EXPORTS} is missing")
 WHOLE_NUMBERS = 1.0  # pixels by which formats with whole numbers may differ
@@ -24,45 +20,17 @@ NUMBERED = {"plain": "0, 1, 2", "plain_images_labels": "0, 1, 2"}
 CLASSES = ("RBC", "WBC", "Platelets")
 
 
-def opened(path, cache, said=None, **choices):
-    """Open a data set, and read its splits train and val."""
-    dataset = open_dataset(
-        str(path),
-        ("train", "val"),
-        CPU,
-        (said if said is not None else []).append,
-        download=False,
-        single_class=False,
-        cache_dir=str(cache),
-        choices=Choices(**choices),
-    )
-    for split in ("train", "val"):
-        dataset.read(split)
-    return dataset
-
-
-def image_folder(root, count=10):
-    """Images with YOLO's label files and a list of names."""
-    root.mkdir(parents=True)
-    for number in range(count):
-        noise = np.random.default_rng(number).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-        cv2.imwrite(str(root / f"{number}.png"), noise)
-        (root / f"{number}.txt").write_text("1 .5 .5 .5 .5\n")
-    (root / "classes.txt").write_text("cat\ndog\n")
-    return root
-
-
 # ---------------------------------------------------------------------- what is written
 
 
 def test_held_out_images_are_said_and_kept_for_the_run(tmp_path, monkeypatch):
     said = []
     folder = image_folder(tmp_path / "photos")
-    dataset = opened(folder, tmp_path / "cache", said)
+    dataset = opened(folder, cache=tmp_path / "cache", said=said)
     train, val = dataset.labels["train"], dataset.labels["val"]
     assert len(train) + len(val) == 10
     assert said == [
-        f"{folder}: YOLO; 2 classes from classes.txt: cat, dog",
+        f"{folder}: YOLO; 2 classes from classes.txt: cat, dog; "
         f"no val split: {len(val)} of 10 images held out (--val-split 0.2)",
     ]
 
@@ -72,7 +40,7 @@ def test_held_out_images_are_said_and_kept_for_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset.save(Path("run"))
     assert dataset.file == run / "data.yaml"
-    again = opened(run / "data.yaml", tmp_path / "cache", said)
+    again = opened(run / "data.yaml", cache=tmp_path / "cache", said=said)
     assert [again.labels[split].digest() for split in ("train", "val")] == [
         train.digest(),
         val.digest(),
@@ -87,7 +55,7 @@ def test_yaml_without_val_split_gets_one(tmp_path):
     folder = image_folder(tmp_path / "photos")
     file = tmp_path / "data.yaml"
     file.write_text("train: photos\nnames: [cat, dog]\n")
-    dataset = opened(file, tmp_path / "cache", val_split=0.5)
+    dataset = opened(file, cache=tmp_path / "cache", val_split=0.5)
     assert dataset.names == ["cat", "dog"]
     held_out = {Path(dataset.labels["val"].path(i)) for i in range(len(dataset.labels["val"]))}
     trained = {Path(dataset.labels["train"].path(i)) for i in range(len(dataset.labels["train"]))}
@@ -98,8 +66,8 @@ def test_yaml_without_val_split_gets_one(tmp_path):
 def test_names_flag_names_classes_that_have_only_numbers(tmp_path):
     folder = image_folder(tmp_path / "photos")
     (folder / "classes.txt").unlink()
-    assert opened(folder, tmp_path / "cache").names == ["0", "1"]
-    assert opened(folder, tmp_path / "cache", names=("a", "b")).names == ["a", "b"]
+    assert opened(folder, cache=tmp_path / "cache").names == ["0", "1"]
+    assert opened(folder, cache=tmp_path / "cache", names=("a", "b")).names == ["a", "b"]
 
 
 @pytest.mark.parametrize("val", ["", "val: photos\n"])
@@ -109,7 +77,7 @@ def test_names_flag_does_not_change_a_yaml(tmp_path, val):
     file.write_text(f"train: photos\n{val}names: [cat, dog]\n")
     for path in (file, tmp_path):
         with pytest.raises(ValueError, match=r"data\.yaml names the classes cat, dog: change them"):
-            opened(path, tmp_path / "cache", names=("dog", "cat"))
+            opened(path, cache=tmp_path / "cache", names=("dog", "cat"))
 
 
 def test_labels_of_a_file_are_divided_by_lists(tmp_path):
@@ -124,16 +92,16 @@ def test_labels_of_a_file_are_divided_by_lists(tmp_path):
         (tmp_path / f"{split}.txt").write_text(names)
     file = tmp_path / "data.yaml"
     file.write_text("train: train.txt\nval: val.txt\nlabels: boxes.csv\nnames: [cat, dog]\n")
-    dataset = opened(file, tmp_path / "cache")
+    dataset = opened(file, cache=tmp_path / "cache")
     assert dataset.labels["train"].boxes_xywh.tolist() == [[1, 1, 2, 4], [1, 1, 3, 4]]
     assert dataset.labels["val"].boxes_xywh.tolist() == [[1, 1, 4, 4]]
     assert dataset.reports["val"].problems[-1].reason == f"is not in {tmp_path}/boxes.csv"
 
     # A change of the labels is noticed.
-    assert opened(file, tmp_path / "cache").reports["train"].cache == "from cache"
+    assert opened(file, cache=tmp_path / "cache").reports["train"].cache == "from cache"
     csv = (tmp_path / "boxes.csv").read_text()
     (tmp_path / "boxes.csv").write_text(csv.replace("0.png,1,1,3", "0.png,1,1,4"))
-    changed = opened(file, tmp_path / "cache")
+    changed = opened(file, cache=tmp_path / "cache")
     assert changed.labels["train"].boxes_xywh.tolist() == [[1, 1, 3, 4], [1, 1, 3, 4]]
 
 
@@ -141,14 +109,14 @@ def test_sources_in_no_split_are_said(tmp_path):
     image_folder(tmp_path / "photos" / "train")
     image_folder(tmp_path / "photos" / "more")
     said = []
-    opened(tmp_path / "photos", tmp_path / "cache", said)
+    opened(tmp_path / "photos", cache=tmp_path / "cache", said=said)
     assert f"not used, because they are in no split: {tmp_path}/photos/more" in said
 
 
 def test_data_set_without_train_split_is_refused(tmp_path):
     image_folder(tmp_path / "photos" / "val")
     with pytest.raises(ValueError, match=r"photos has no train split \(it has: val\)$"):
-        opened(tmp_path / "photos", tmp_path / "cache")
+        opened(tmp_path / "photos", cache=tmp_path / "cache")
 
 
 # ---------------------------------------------------------------------- archives
@@ -164,18 +132,18 @@ def zipped(folder, file):
 def test_archive_is_unpacked_once_below_the_cache(tmp_path):
     archive = zipped(image_folder(tmp_path / "photos"), tmp_path / "export.zip")
     cache = tmp_path / "cache"
-    first = opened(archive, cache)
+    first = opened(archive, cache=cache)
     assert len(first.labels["train"]) + len(first.labels["val"]) == 10
     (unpacked,) = (path for path in (cache / "archives").iterdir() if path.is_dir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "export.zip", "photos"]
 
     # Unchanged, it is not unpacked again; changed, it is.
     inode = next(unpacked.rglob("*.png")).stat().st_ino
-    opened(archive, cache)
+    opened(archive, cache=cache)
     assert next(unpacked.rglob("*.png")).stat().st_ino == inode
     (tmp_path / "photos" / "10.png").write_bytes((tmp_path / "photos" / "9.png").read_bytes())
     said = []
-    changed = opened(zipped(tmp_path / "photos", archive), cache, said)
+    changed = opened(zipped(tmp_path / "photos", archive), cache=cache, said=said)
     assert len(changed.labels["train"]) + len(changed.labels["val"]) == 11
     assert said[-1] == "1 image nearly identical to another: in its split"
 
@@ -184,7 +152,7 @@ def test_unsafe_archive_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
         archive.writestr("../a.txt", "x")
     with pytest.raises(ValueError, match=r"export.zip is not unpacked: .*\.\./a.txt"):
-        opened(tmp_path / "export.zip", tmp_path / "cache")
+        opened(tmp_path / "export.zip", cache=tmp_path / "cache")
     assert not list((tmp_path / "cache" / "archives").glob("export-*/**/*.txt"))
 
 
@@ -211,7 +179,7 @@ def export_names():
 @pytest.mark.parametrize("name", export_names())
 def test_export_of_annotation_tool_gives_the_expected_boxes(name, tmp_path):
     """The split too, where the tool writes one."""
-    dataset = opened(EXPORTS / name, tmp_path / "cache")
+    dataset = opened(EXPORTS / name, cache=tmp_path / "cache")
     one_class = name == "kaggle"
     class_names = ["object"] if one_class else dataset.names
     numbers = {str(index): label for index, label in enumerate(CLASSES)}
@@ -255,4 +223,4 @@ def assert_same_boxes(boxes, wanted):
 @pytest.mark.parametrize("name", sorted(NO_IMAGES))
 def test_export_without_images_is_refused_with_what_to_do(name, tmp_path):
     with pytest.raises(ValueError, match="3 label files and no image; export it with the images"):
-        opened(EXPORTS / name, tmp_path / "cache")
+        opened(EXPORTS / name, cache=tmp_path / "cache")
