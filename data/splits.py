@@ -13,7 +13,7 @@ from data.report import Report
 from data.scan import EmptySplitError, scan
 from data.tiles.labels import tile_labels
 from utils.distributed.world import World
-from utils.files.folders import cache_folder
+from utils.files.folders import cache_folder, make_folder
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
@@ -173,14 +173,19 @@ def open_dataset(
         tile_whole: as in `open_tiling`.
         choices: as in `open_data`.
 
-    Raises ValueError as `open_tiling` and `open_data` do.
+    Raises ValueError as `open_tiling` and `open_data` do, and if the cache folder cannot be
+    created.
     """
     with world.local_main_first():
+        if cache_dir:
+            make_folder(Path(cache_dir), "--cache-dir")
         spec = open_data(
             *names, download=download, splits=splits, choices=choices, cache_dir=cache_dir
         )
     for note in spec.notes:
         say(note)
+    if cache_dir and not os.access(cache_dir, os.W_OK | os.X_OK):
+        say(f"--cache-dir {printable(cache_dir)} cannot be written: it is only read")
     tiling = open_tiling(tile, tile_overlap, tile_whole)
     strict = choices is not None and choices.strict
     return Dataset(spec, world, single_class, cache_dir, tiling, strict)

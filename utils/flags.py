@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from utils import __version__
 from utils.printable import did_you_mean
-from utils.startup import has_launcher, is_first_process, require_address_space
+from utils.requirements import old_packages, requirements_error
+from utils.startup import exit_with, has_launcher, is_first_process, require_address_space
 from utils.terminal import report
 
 # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have
@@ -122,13 +123,14 @@ def check_command_line(parse: Callable[[], object]) -> None:
     """Print the help, or the mistake in the command line, and exit.
 
     A script calls this before it imports torch. Processes of a launcher report a mistake later,
-    together. Exits too if `ulimit -v` leaves no room for torch.
+    together. Exits too if packages are too old, or `ulimit -v` leaves no room for torch.
     """
     try:
         parse()
     except ValueError as error:
         if not has_launcher(os.environ):
             sys.exit(report(f"error: {error}", 2))
+    exit_with(requirements_error(old_packages(), "too old"))
     require_address_space()
 
 

@@ -1,7 +1,7 @@
 """The first steps of a script, before its slow imports.
 
-They are for closed standard streams, Ctrl-C, and a limit of address space. This module imports
-almost nothing, so that they are done as early as possible.
+They are for closed standard streams, Ctrl-C, missing packages, and a limit of address space. This
+module imports almost nothing, so that they are done as early as possible.
 """
 
 import os
@@ -12,13 +12,15 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from utils.requirements import missing_packages, requirements_error
+
 LARGE_PACKAGES = ("torch", "torchvision", "cv2")  # gigabytes of shared libraries
 # set in processes of --spawn, whose launcher reports Ctrl-C and killed processes
 SPAWNED = "KESTREL_SPAWNED"
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C.
+    """Prepare standard streams and Ctrl-C; exit with one sentence if packages are missing.
 
     Call it before the imports of a script; `exit_code_of` takes over later.
     """
@@ -26,6 +28,16 @@ def prepare_script() -> None:
     # not if it is ignored, as under nohup
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_interrupted)
+    exit_with(requirements_error(missing_packages(), "not installed"))
+
+
+def exit_with(error: str) -> None:
+    """Exit with code 2 and this sentence, in the first process; do nothing if it is empty."""
+    if not error:
+        return
+    if is_first_process(os.environ):
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def require_address_space() -> None:

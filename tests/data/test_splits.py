@@ -1,5 +1,6 @@
 """data/splits.py: opening data sets by name."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -116,3 +117,35 @@ def test_run_folders_in_the_data_are_said_once(tmp_path):
         f"{tmp_path / 'data'}: 1 image left out in 1 run folder, results of train.py, val.py or "
         f"detect.py, as in {run}"
     ]
+
+
+@pytest.fixture
+def open_tiny(tiny_data):
+    """open_tiny(folder) opens a data set with this cache folder, and returns what is said."""
+
+    def open_with(cache: Path) -> list[str]:
+        said: list[str] = []
+        reading = {"download": False, "single_class": False, "cache_dir": str(cache)}
+        open_dataset([str(tiny_data)], ("train", "val"), CPU, said.append, **reading)
+        return said
+
+    return open_with
+
+
+def test_cache_folder_that_cannot_be_created_is_found_before_the_scan(open_tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError) as refusal:
+        open_tiny(tmp_path / "file" / "cache")
+    assert str(refusal.value) == (
+        f"{tmp_path}/file/cache: cannot be created (Not a directory); --cache-dir names another "
+        "folder"
+    )
+
+
+def test_cache_folder_that_cannot_be_written_is_said_before_the_scan(
+    open_tiny, tmp_path, monkeypatch
+):
+    """It may hold the results of an earlier scan: a cluster's shared folder."""
+    assert open_tiny(tmp_path) == []
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    assert open_tiny(tmp_path) == [f"--cache-dir {tmp_path} cannot be written: it is only read"]
