@@ -567,7 +567,7 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
         first = listed.items[0].image
         state = ""
         if not os.path.exists(first.label_file):
-            state = ", which does not exist"
+            state = f", which does not exist{_where_else(first.label_file)}"
         elif os.path.getsize(first.label_file) == 0:
             state = ", which is empty"
 
@@ -577,6 +577,19 @@ def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem])
             f"{printable(first.label_file)}{state}"
         )
         raise EmptySplitError(f"no labels for {images}: {reason}{first_problem}")
+
+
+def _where_else(label_file: str) -> str:
+    """Return what is said of a file with the name of a missing label file, in another folder."""
+    folder, name = os.path.split(label_file)
+    parent, expected = os.path.split(folder)
+    if not os.path.isdir(parent):
+        return ""
+    for other in sorted(os.listdir(parent)):
+        if other != expected and os.path.isfile(os.path.join(parent, other, name)):
+            found = printable(os.path.join(parent, other))
+            return f"; {found} has a file {printable(name)}: call that folder {expected}"
+    return ""
 
 
 def _from_cache(

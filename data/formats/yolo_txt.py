@@ -195,7 +195,8 @@ def _unused_xml(source: Path, images: Sequence[str]) -> list[Problem]:
 def label_path(image_path: str | Path) -> str:
     """Return the label file of an image.
 
-    It is in `labels` instead of the last folder `images`, or beside the image if there is none.
+    It is in `labels` instead of the last folder `images`, or beside the image if there is none. If
+    there is a folder `Images` instead, and a folder `Labels` or `labels` beside it, it is in that.
 
     >>> label_path("/a/images/images/train/1.jpg")
     '/a/images/labels/train/1.txt'
@@ -204,9 +205,15 @@ def label_path(image_path: str | Path) -> str:
     """
     stem = os.path.splitext(image_path)[0]
     before, images, after = stem.rpartition(f"{os.sep}images{os.sep}")
-    if not images:
-        return f"{stem}.txt"
-    return f"{before}{os.sep}labels{os.sep}{after}.txt"
+    if images:
+        return f"{before}{os.sep}labels{os.sep}{after}.txt"
+
+    for images in ("Images", "IMAGES"):
+        before, found, after = stem.rpartition(f"{os.sep}{images}{os.sep}")
+        for labels in ("Labels", "LABELS", "labels"):
+            if found and os.path.isdir(f"{before}{os.sep}{labels}"):
+                return f"{before}{os.sep}{labels}{os.sep}{after}.txt"
+    return f"{stem}.txt"
 
 
 def has_yolo_labels(folder: Path) -> bool:

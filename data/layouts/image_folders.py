@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.formats.registry import format_of
+from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.voc.folders import is_image_set
+from data.formats.yolo_txt import is_list_of_images
+from data.images import find_images
 from data.layouts.base import UNASSIGNED, Layout, in_order, split_of_path
 from utils.images.decode import is_image_name
 
@@ -19,6 +21,12 @@ def image_folder_layouts(root: Path, folders: Sequence[tuple[str, list[str]]]) -
     lists = _image_sets(folders)
     if lists:
         return [Layout(f"{format_of(lists[0]).title}, with lists of images", root, _by_name(lists))]
+    lists = _image_lists(root)
+    if lists:
+        reader = format_of(root)
+        labels = () if reader is YOLO_TEXT else (root,)
+        title = f"{reader.title}, with lists of images"
+        return [Layout(title, root, _by_name(lists), labels=labels)]
 
     splits: dict[str, set[Path]] = defaultdict(set)
     for folder, names in folders:
@@ -53,6 +61,19 @@ def _image_sets(folders: Sequence[tuple[str, list[str]]]) -> list[Path]:
             if not is_class_list and is_image_set(file):
                 lists.append(file)
     return sorted(lists)
+
+
+def _image_lists(root: Path) -> list[Path]:
+    """Return the lists of images that lie in a folder and are called by a split; train is one.
+
+    Lists whose images are not found, such as those of another machine, are none.
+    """
+    lists = []
+    for file in sorted(root.glob("*.txt")):
+        is_named = split_of_path([file.stem]) != UNASSIGNED
+        if is_named and is_list_of_images(file) and find_images(file).images:
+            lists.append(file)
+    return lists if "train" in _by_name(lists) else []
 
 
 def _by_name(lists: Sequence[Path]) -> dict[str, tuple[Path, ...]]:

@@ -3,7 +3,7 @@
 With a header: TensorFlow's and Roboflow's (`filename, width, height, class, xmin, ...`), VoTT's
 (`image, xmin, ..., label`), Open Images' (`ImageID, ..., LabelName, XMin, XMax, ...`, fractions),
 Kaggle's (`image_id, width, height, bbox`). Without: keras-retinanet's
-(`path, x1, y1, x2, y2, class`).
+(`path, x1, y1, x2, y2, class`), Make Sense's (`class, x, y, w, h, name, width, height`).
 """
 
 import re
@@ -44,6 +44,7 @@ COLUMNS = {
 # the columns of files without a header
 RETINANET = ("image", "x1", "y1", "x2", "y2", "class")
 CLASS_FIRST = ("image", "class", "x1", "y1", "x2", "y2")
+MAKE_SENSE = ("class", "x", "y", "w", "h", "image", "image width", "image height")
 MAX_FRACTION = 1.01  # of a coordinate that is a fraction of the image
 ONLY_CLASS = "object"  # of a file without a column for the class
 NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
@@ -137,6 +138,9 @@ def _order_of_row(values: Sequence[str]) -> tuple[str, ...] | None:
     >>> _order_of_row(["1.jpg", "dog", "0", "1", "1", "2"]) == CLASS_FIRST
     True
     """
+    if len(values) == len(MAKE_SENSE) and is_image_name(values[5]):
+        is_box = all(NUMBERS.fullmatch(number) for number in (*values[1:5], *values[6:]))
+        return MAKE_SENSE if is_box else None
     if len(values) != len(RETINANET) or not is_image_name(values[0]):
         return None
     if not any(values[1:]) or all(NUMBERS.fullmatch(number) for number in values[1:5]):

@@ -40,14 +40,26 @@ SHAPES = {
 }
 
 
+# folders beside that of the images, in which users keep the JSON files
+LABEL_FOLDERS = ("json", "jsons", "labels", "annotations", "Annotations", "labelme")
+
+
 class LabelMe(FileReader):
-    """Reads folders with `x.json` beside `x.jpg`."""
+    """Reads folders with `x.json` beside `x.jpg`, or in a folder beside that of the images."""
 
     title: ClassVar[str] = "LabelMe JSON"
     suffixes: ClassVar[frozenset[str]] = frozenset({".json"})
 
     def label_path(self, image: str) -> str:
-        return f"{os.path.splitext(image)[0]}.json"
+        beside = f"{os.path.splitext(image)[0]}.json"
+        if os.path.lexists(beside):
+            return beside
+        folder, name = os.path.split(beside)
+        for label_folder in LABEL_FOLDERS:
+            path = os.path.join(os.path.dirname(folder), label_folder, name)
+            if os.path.lexists(path):
+                return path
+        return beside
 
     def begins_with(self, start: bytes) -> bool:
         keys = (b'"shapes"', b'"imagePath"', b'"imageData"')  # the order differs by version

@@ -10,7 +10,9 @@ from data.report import IMAGE_DROPPED, Problem
 from utils.images.decode import is_image_name
 from utils.printable import excerpt, printable
 
-IMAGES, LISTS, ANNOTATIONS = "JPEGImages", "ImageSets", ("Annotations", "annotations")
+IMAGES = "JPEGImages"
+LISTS = "ImageSets"
+ANNOTATIONS = ("Annotations", "annotations", "labels", "xml", "xmls")
 IMAGE_FOLDERS = ("images", IMAGES)
 # the second column of a list for one class: absent, only difficult objects, present
 LABEL_MAP = "labelmap.txt"
@@ -130,13 +132,13 @@ def _image_id(line: str, names: dict[str, str]) -> str:
 def _xml_paths(folder: str, image: str) -> list[str]:
     """Return the places where the XML file of an image in `folder` may be, the preferred one first.
 
-    Beside the image, in Annotations or annotations beside `folder`, and in these in place of the
-    last folder `images` or `JPEGImages` of the image's path.
+    Beside the image, in a folder of ANNOTATIONS beside `folder`, in these in place of the last
+    folder `images` or `JPEGImages` of the image's path, and in these beside the image's folder.
 
-    >>> _xml_paths("/a/photos", "/a/photos/b/1.jpg")
+    >>> _xml_paths("/a/photos", "/a/photos/b/1.jpg")[:3]
     ['/a/photos/b/1.xml', '/a/Annotations/b/1.xml', '/a/annotations/b/1.xml']
-    >>> _xml_paths("/a/images/b", "/a/images/b/1.jpg")[-1]
-    '/a/annotations/b/1.xml'
+    >>> "/a/annotations/b/1.xml" in _xml_paths("/a/images/b", "/a/images/b/1.jpg")
+    True
     """
     # Beside the image.
     stem = os.path.splitext(image)[0]
@@ -156,4 +158,9 @@ def _xml_paths(folder: str, image: str) -> list[str]:
         for name in ANNOTATIONS:
             replaced = [*parts[:last], name, *parts[last + 1 :]]
             paths.append(f"{os.sep.join(replaced)}.xml")
+
+    # In an annotations folder beside that of the image.
+    image_folder, name = os.path.split(stem)
+    for annotations in ANNOTATIONS:
+        paths.append(os.path.join(os.path.dirname(image_folder), annotations, f"{name}.xml"))
     return list(dict.fromkeys(paths))

@@ -42,10 +42,22 @@ def test_lists_that_differ_are_refused_with_both(tmp_path, other):
 
 
 def test_data_without_a_class_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"no labels with a class in .*: give the folder or the file"
-    ):
-        names_of_sources([folder(tmp_path, "a", "")])
+    source = folder(tmp_path, "a", "")
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([source])
+    assert str(refusal.value) == (
+        f"no labels with a class in {source}: its other files are a.txt; docs/data.md says what is "
+        "read, and where label files lie"
+    )
+
+    (source / "b.txt").write_text("")
+    (source / "boxes.manifest").write_text("{}")
+    with pytest.raises(ValueError, match=r"are 2 \.txt files such as a\.txt, boxes\.manifest;"):
+        names_of_sources([source])
+    for file in (*source.glob("*.txt"), *source.glob("*.manifest")):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"there are only images; give the folder or the file"):
+        names_of_sources([source])
 
 
 def test_names_flag_does_not_change_a_list(tmp_path):
