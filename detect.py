@@ -122,6 +122,13 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         action="store_true",
         help="save detections as predictions.json, in the format of COCO results",
     )
+    add(
+        "--save-labels",
+        metavar="FORMAT",
+        default="",
+        help="save detections, with their images, as a data set to correct in an annotation tool: "
+        "yolo, coco, voc, labelme, cvat or label-studio",
+    )
     add("--save-crop", action="store_true", help="save each detected object as an image")
     add("--nosave", action="store_true", help="save no pictures and videos")
     add(
@@ -171,11 +178,13 @@ def check_flags(args: Namespace) -> None:
     if args.save_format not in (0, 1):
         raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")
 
-    saves_data = args.save_txt or args.save_csv or args.save_json or args.save_crop
+    saves_data = any(
+        (args.save_txt, args.save_csv, args.save_json, args.save_crop, args.save_labels)
+    )
     if args.nosave and not saves_data and not args.view_img:
         raise ValueError(
-            "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop "
-            "or --view-img"
+            "--nosave leaves nothing to do: add --save-txt, --save-csv, --save-json, --save-crop, "
+            "--save-labels or --view-img"
         )
 
 
@@ -186,6 +195,8 @@ if __name__ == "__main__":
 import torch
 
 from data import Choices, open_data
+from data.formats.writers import WRITERS
+from data.formats.writers.detections import DetectionLabels
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
@@ -197,7 +208,7 @@ from utils.log import RunLog, TerminalSink
 from utils.outputs import Outputs, open_outputs
 from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display
-from utils.printable import counted
+from utils.printable import counted, did_you_mean
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
 from utils.terminal import run_and_exit
@@ -216,6 +227,7 @@ def main(args: Namespace) -> Counter[int]:
     Raises ValueError for invalid input, as `load` and `open_source` do.
     """
     check_flags(args)
+    check_label_format(args.save_labels)
     if read_rank_info(os.environ).size > 1:
         raise ValueError(
             "detect.py runs in one process: start one for each part of the images, with its own "
@@ -343,10 +355,31 @@ def refuse_overwriting(source: str, folder: Path) -> None:
         )
 
 
+def check_label_format(name: str) -> None:
+    """Raise ValueError if no format of --save-labels has this name."""
+    if name and name not in WRITERS:
+        near = did_you_mean(name, WRITERS)
+        raise ValueError(f"--save-labels {name}: choose {', '.join(WRITERS)}{near}")
+
+
 def open_detection_outputs(
     args: Namespace, folder: Path, names: Sequence[str], inputs: Sequence[tuple[str, bool]] | None
 ) -> Outputs:
-    """Return the outputs that the flags in args ask for. inputs: as for `open_outputs`."""
+    """Return the outputs that the flags in args ask for. inputs: as for `open_outputs`.
+
+    Raises ValueError if the folder has labels of --save-labels already: a person may have corrected
+    them.
+    """
+    further = []
+    if args.save_labels:
+        labels = folder / "annotations"
+        if labels.exists():
+            raise ValueError(
+                f"{labels} exists, and labels are not overwritten: give another --name"
+            )
+        labels.mkdir()
+        further.append(DetectionLabels(WRITERS[args.save_labels](labels, names), inputs))
+
     return open_outputs(
         folder,
         names,
@@ -362,6 +395,7 @@ def open_detection_outputs(
         show_labels=not args.hide_labels,
         show_scores=not args.hide_conf,
         inputs=inputs,
+        further=further,
     )
 
 

@@ -9,6 +9,7 @@ from math import isfinite
 
 BOX_VALUES = 5  # class, center x and y, width, height
 SAMPLED_FILES = 1000  # label files whose rows decide
+DIMENSIONS = (3, 2)  # of a keypoint: x, y, and perhaps its visibility
 TOLERANCE = 0.01  # fraction of the image side by which a keypoint may be outside its box
 VISIBILITIES = (0, 1, 2)  # not labeled, hidden, visible
 
@@ -40,11 +41,15 @@ def box_row_length(rows: Iterable[Sequence[float]]) -> int:
     (length,) = longer_lengths
     if length == BOX_VALUES + 1:
         return length if lengths == {length} else 0
-    for dimensions in (3, 2):
-        more_values = length - BOX_VALUES
-        if more_values % dimensions == 0 and all(_are_keypoints(row, dimensions) for row in longer):
+    for dimensions in DIMENSIONS:
+        if all(_are_keypoints(row, dimensions) for row in longer):
             return length
     return 0
+
+
+def may_be_keypoints(row: Sequence[float]) -> bool:
+    """Whether a row of a polygon could also be a box with keypoints in it."""
+    return any(_are_keypoints(row, dimensions) for dimensions in DIMENSIONS)
 
 
 def rows_of_files(contents: Iterable[bytes]) -> Iterable[list[float]]:
@@ -64,6 +69,8 @@ def rows_of_files(contents: Iterable[bytes]) -> Iterable[list[float]]:
 
 def _are_keypoints(row: Sequence[float], dimensions: int) -> bool:
     """Whether the values after a box are keypoints in it: x, y, and perhaps their visibility."""
+    if (len(row) - BOX_VALUES) % dimensions:
+        return False
     _, center_x, center_y, width, height = row[:BOX_VALUES]
     for start in range(BOX_VALUES, len(row), dimensions):
         x, y, *visibility = row[start : start + dimensions]

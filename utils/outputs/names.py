@@ -16,6 +16,7 @@ from utils.images.detections import Frame
 
 # Of the run folder, which a folder of the source must not be called.
 OWN_NAMES = (
+    "annotations",
     "crops",
     "labels",
     "kestrel-run.txt",

@@ -32,6 +32,7 @@ def open_outputs(
     show_labels: bool = True,
     show_scores: bool = True,
     inputs: Sequence[tuple[str, bool]] | None = None,
+    further: Sequence[Output] = (),
 ) -> Outputs:
     """Return the outputs that are asked for, in an existing run folder.
 
@@ -51,6 +52,7 @@ def open_outputs(
         line_width, show_labels, show_scores: those of `draw_detections`.
         inputs: the name of each image and video, and whether it is a video, if they are known
             before the first frame; the names of files then do not depend on the order.
+        further: outputs of other packages, such as the labels for an annotation tool.
 
     Raises ValueError if a window is asked for and cannot be shown, and OSError if a file cannot be
     created.
@@ -60,7 +62,7 @@ def open_outputs(
     )
     # First, because it can fail before files are made.
     shown = [Window(annotator)] if window else []
-    written: list[Output] = []
+    written: list[Output] = [*further]
     try:
         naming: dict[str, Any] = {"known": inputs, "sources": None}
         if text or crops or pictures:

@@ -2,6 +2,7 @@
 
 import os
 from math import hypot
+from pathlib import Path
 from typing import Any, ClassVar
 
 from data.formats.annotations import (
@@ -14,8 +15,10 @@ from data.formats.annotations import (
     AnnotatedImage,
     Annotation,
 )
+from data.formats.base import ClassNames
 from data.formats.file_reader import FileReader
 from data.formats.json_files import brief, parse_json
+from data.formats.name_lists import names_in_lines
 from data.formats.tools.fields import (
     list_of,
     object_of,
@@ -40,6 +43,8 @@ SHAPES = {
 }
 
 
+LABELS_FILE = "labels.txt"  # that users give LabelMe as --labels
+NOT_CLASSES = ("__ignore__", "_background_")  # which its scripts want in this file
 # folders beside that of the images, in which users keep the JSON files
 LABEL_FOLDERS = ("json", "jsons", "labels", "annotations", "Annotations", "labelme")
 
@@ -60,6 +65,18 @@ class LabelMe(FileReader):
             if os.path.lexists(path):
                 return path
         return beside
+
+    def class_names(self, source: Path) -> ClassNames:
+        """Return the classes of labels.txt if it has all that are in use, or else these, sorted."""
+        in_use = super().class_names(source)
+        for folder in (source, source.parent):
+            file = folder / LABELS_FILE
+            if file.is_file():
+                listed = names_in_lines(file)
+                names = tuple(name for name in listed.names if name not in NOT_CLASSES)
+                if set(in_use.names) <= set(names):
+                    return ClassNames(names, str(file))
+        return in_use
 
     def begins_with(self, start: bytes) -> bool:
         keys = (b'"shapes"', b'"imagePath"', b'"imageData"')  # the order differs by version

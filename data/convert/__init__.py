@@ -1,0 +1,1 @@
+"""Write a data set in the format of another program."""

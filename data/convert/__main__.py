@@ -1,0 +1,103 @@
+"""Write a data set in the format of another program.
+
+    # for YOLOv5, from what an annotation tool wrote
+    python -m data.convert export.zip yolo/ --to yolo
+
+    # for a tool, images as links
+    python -m data.convert data.yaml corrections/ --to cvat --images link
+
+SOURCE is what train.py takes as --data. Its splits stay; images are held out only if --val-split
+says so.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from data import Choices, open_data, open_dataset
+from data.convert.conversion import COPY, IMAGES, Converted, convert
+from data.dataset_yaml import SPLITS
+from data.formats.writers import WRITERS
+from data.labels import Labels
+from utils.distributed.world import World
+from utils.flags import FlagParser
+from utils.printable import counted
+from utils.terminal import run_and_exit
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    """Return the flags. Raises ValueError, in one sentence, for a command line that is wrong."""
+    parser = FlagParser(__doc__)
+    add = parser.add_argument
+    add("source", nargs="+", metavar="SOURCE", help="data sets, as train.py takes them as --data")
+    add("out", metavar="OUT", type=Path, help="folder that is written")
+    add("--to", required=True, choices=list(WRITERS), help="format")
+    add(
+        "--images",
+        choices=list(IMAGES),
+        default=COPY,
+        help="copy the image files, make symbolic links to them, or write labels only",
+    )
+    add("--val-split", type=float, default=0.0, help="share of images held out if there is no val")
+    add("--group", default="", help="as train.py, for --val-split")
+    add("--names", nargs="+", default=[], help="class names of data that have none, in order")
+    add("--merge", nargs="+", default=[], help="OLD=NEW ...: rename classes, or join them")
+    add("--cache-dir", default="", help="folder for unpacked archives and cached labels")
+    return parser.read(arguments)
+
+
+def main(args: Namespace) -> Converted:
+    """Convert as the flags say. Raises ValueError as `open_dataset` and `convert` do."""
+    if not 0 <= args.val_split < 1:
+        raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
+    choices = Choices(args.val_split, args.group, tuple(args.names), tuple(args.merge))
+    labels_of, names = read_splits(args.source, choices, args.cache_dir)
+    result = convert(labels_of, names, WRITERS[args.to], args.out, images=args.images)
+
+    what = f"{counted(result.images, 'image')}, {counted(result.boxes, 'box')}"
+    if not result.is_new:
+        print(f"{args.out} has all of it already: {what}")
+        return result
+    print(f"{args.out}: {WRITERS[args.to].title}, {what}")
+    for kind, count in result.lost.items():
+        print(f"not in this format: {counted(count, kind)}")
+    if result.copied:
+        print("images were copied: no symbolic links can be made there")
+    return result
+
+
+def read_splits(
+    source: Sequence[str], choices: Choices, cache_dir: str
+) -> tuple[dict[str, Labels], list[str]]:
+    """Return the labels of all splits of a data set, and its class names.
+
+    A data set without splits has one that is called "".
+    """
+    wanted = ["val"] if choices.val_split else []
+    spec = open_data(*source, splits=wanted, choices=choices, cache_dir=cache_dir)
+    present = [split for split in SPLITS if getattr(spec, split)]
+    dataset = open_dataset(
+        source,
+        present,
+        World(torch.device("cpu")),
+        print,
+        download=False,
+        single_class=False,
+        cache_dir=cache_dir,
+        choices=choices,
+    )
+    labels_of = {split: dataset.read(split, print) for split in present}
+    if present == ["train"] and spec.is_written:
+        labels_of = {"": labels_of["train"]}
+    return labels_of, list(dataset.names)
+
+
+def run_script(arguments: Sequence[str] | None = None) -> None:
+    """Convert as the command line says."""
+    main(parse_args(arguments))
+
+
+if __name__ == "__main__":
+    run_and_exit(run_script)

@@ -1,0 +1,172 @@
+"""What is written of images and their boxes, and the interface of the writers of label formats."""
+
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+PIXEL_DIGITS = 6  # decimal places of a coordinate in pixels
+FRACTION_DIGITS = 9  # of a coordinate as a fraction: 1e-5 pixels of an image of 10,000
+
+# What a format cannot hold, for the sentence that lists it.
+IGNORE_REGIONS = "ignore region"
+POLYGONS = "polygon"
+SCORES = "score"
+
+
+class WrittenBox(NamedTuple):
+    """An object to be written, in pixels of the upright image."""
+
+    class_index: int
+    box_xywh: tuple[float, float, float, float]  # left, top, width, height
+    outline: Sequence[tuple[float, float]] = ()  # a polygon whose extent is the box
+    area: float = 0.0  # of the object itself, which may be smaller than its box
+    crowd: bool = False  # a region to ignore
+    score: float | None = None  # in [0, 1], of a detection
+
+
+class WrittenImage(NamedTuple):
+    """An image to be written.
+
+    path: of its file. name: of the file that is written, a relative path with slashes; no other
+    image has it, nor the same without its suffix.
+    """
+
+    path: str
+    name: str
+    size: tuple[int, int]  # width, height of the upright image
+    boxes: Sequence[WrittenBox]
+    split: str = ""  # train, val or test; "" for none
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return os.path.splitext(self.name)[0]
+
+
+class LabelWriter(ABC):
+    """Writes one data set in one format. Use it for one thread.
+
+    title: of the format, for the log.
+    cannot_hold: what the format has no place for; `lost` counts it.
+    """
+
+    title: ClassVar[str]
+    cannot_hold: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Begin in an existing folder. names: of the classes.
+
+        Raises ValueError if the format cannot hold a name.
+        """
+        self.folder = folder
+        self.names = list(names)
+        self.lost = Counter[str]()
+        self.splits: dict[str, int] = {}  # the number of images in each
+
+    def image_place(self, name: str, split: str) -> str:
+        """Return where the image of this name belongs: a path below the folder, with slashes."""
+        return join("images", split, name)
+
+    def add(self, image: WrittenImage) -> None:
+        """Write the labels of one image."""
+        self.splits[image.split] = self.splits.get(image.split, 0) + 1
+        boxes = []
+        for box in image.boxes:
+            if box.crowd and IGNORE_REGIONS in self.cannot_hold:
+                self.lost[IGNORE_REGIONS] += 1
+                continue
+            if box.outline and POLYGONS in self.cannot_hold:
+                self.lost[POLYGONS] += 1
+                box = box._replace(outline=())
+            if box.score is not None and SCORES in self.cannot_hold:
+                self.lost[SCORES] += 1
+                box = box._replace(score=None)
+            boxes.append(box)
+        self.write(image._replace(boxes=boxes))
+
+    @abstractmethod
+    def write(self, image: WrittenImage) -> None:
+        """Write the labels of one image, of which the format can hold everything."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what belongs to the whole data set, and close open files."""
+
+    def write_file(self, place: str, text: str) -> None:
+        """Write a text file below the folder."""
+        file = self.folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape", newline="\n")
+
+
+@dataclass
+class OpenFile:
+    """A file below the folder that is written piece by piece, entries separated by commas."""
+
+    path: Path
+    entries: int = 0
+
+    def __post_init__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self.path.open("w", encoding="utf-8", newline="\n")
+
+    def write(self, text: str) -> None:
+        self._stream.write(text)
+
+    def add(self, text: str) -> None:
+        """Write an entry of a JSON list."""
+        self._stream.write(f",\n{text}" if self.entries else f"\n{text}")
+        self.entries += 1
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def join(*parts: str) -> str:
+    """Return a path of the parts that are not empty.
+
+    >>> join("images", "", "a.jpg")
+    'images/a.jpg'
+    """
+    return "/".join(part for part in parts if part)
+
+
+def file_of_split(stem: str, split: str, suffix: str) -> str:
+    """Return the name of a file that has the labels of a split.
+
+    >>> file_of_split("tasks", "val", ".json"), file_of_split("tasks", "", ".json")
+    ('tasks_val.json', 'tasks.json')
+    """
+    return f"{stem}_{split}{suffix}" if split else f"{stem}{suffix}"
+
+
+def pixels(value: float) -> str:
+    """Return a coordinate as text, with no more digits than it needs.
+
+    >>> pixels(10.0), pixels(1 / 3)
+    ('10', '0.333333')
+    """
+    return _plain(value, PIXEL_DIGITS)
+
+
+def fraction(value: float) -> str:
+    """Return a fraction of an image's side as text.
+
+    >>> fraction(0.5), fraction(1 / 3)
+    ('0.5', '0.333333333')
+    """
+    return _plain(value, FRACTION_DIGITS)
+
+
+def _plain(value: float, digits: int) -> str:
+    text = f"{value:.{digits}f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def rounded(values: Iterable[float], digits: int = PIXEL_DIGITS) -> list[float]:
+    """Return numbers for JSON, with no more digits than they need."""
+    return [round(value, digits) for value in values]

@@ -1,0 +1,72 @@
+"""Write COCO JSON: `annotations/instances_train.json`, a file for each split.
+
+Source: cocodataset.org/#format-data, object detection.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from data.formats.writers.base import LabelWriter, OpenFile, WrittenImage, file_of_split, rounded
+
+
+class CocoWriter(LabelWriter):
+    """Writes the boxes, polygons and ignore regions of images in `images/train/`."""
+
+    title: ClassVar[str] = "COCO JSON"
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder, names)
+        self._annotations: dict[str, OpenFile] = {}
+        self._images: dict[str, list[str]] = defaultdict(list)  # as JSON
+
+    def write(self, image: WrittenImage) -> None:
+        if image.split not in self._annotations:
+            place = file_of_split("instances", image.split, ".json")
+            file = OpenFile(self.folder / "annotations" / place)
+            file.write('{"annotations": [')
+            self._annotations[image.split] = file
+        file = self._annotations[image.split]
+        listed = self._images[image.split]
+
+        width, height = image.size
+        image_id = len(listed) + 1
+        entry = {"id": image_id, "file_name": image.name, "width": width, "height": height}
+        listed.append(_json(entry))
+        for box in image.boxes:
+            annotation: dict[str, object] = {
+                "id": file.entries + 1,
+                "image_id": image_id,
+                "category_id": box.class_index + 1,
+                "bbox": rounded(box.box_xywh),
+                "area": round(box.area, 6),
+                "iscrowd": int(box.crowd),
+                "segmentation": [],
+            }
+            if box.outline:
+                corners = [value for point in box.outline for value in point]
+                annotation["segmentation"] = [rounded(corners)]
+            if box.score is not None:
+                annotation["score"] = round(box.score, 6)
+            file.add(_json(annotation))
+
+    def close(self) -> None:
+        categories = [
+            _json({"id": number, "name": name, "supercategory": ""})
+            for number, name in enumerate(self.names, 1)
+        ]
+        for split, file in self._annotations.items():
+            file.write("\n],\n")
+            file.write(f'"images": [\n{_lines(self._images[split])}\n],\n')
+            file.write(f'"categories": [\n{_lines(categories)}\n]}}\n')
+            file.close()
+
+
+def _json(entry: dict[str, Any]) -> str:
+    return json.dumps(entry)
+
+
+def _lines(entries: list[str]) -> str:
+    return ",\n".join(entries)

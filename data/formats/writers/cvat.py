@@ -1,0 +1,75 @@
+"""Write CVAT for images 1.1: `annotations.xml`, or a file for each split.
+
+Source: docs.cvat.ai, XML annotation format 1.1.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from data.formats.writers.base import (
+    IGNORE_REGIONS,
+    SCORES,
+    LabelWriter,
+    OpenFile,
+    WrittenBox,
+    WrittenImage,
+    file_of_split,
+    pixels,
+)
+from data.formats.writers.xml_text import attributes, element, require_writable
+
+
+class CvatWriter(LabelWriter):
+    """Writes boxes and polygons. CVAT finds the image of a task by the name in the file."""
+
+    title: ClassVar[str] = "CVAT XML 1.1"
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS, SCORES})
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder, names)
+        require_writable(self.names)
+        self._files: dict[str, OpenFile] = {}
+
+    def write(self, image: WrittenImage) -> None:
+        if image.split not in self._files:
+            self._files[image.split] = self._begun(image.split)
+        file = self._files[image.split]
+
+        width, height = image.size
+        known = {"id": file.entries, "name": image.name, "width": width, "height": height}
+        if image.split:
+            known["subset"] = image.split
+        file.entries += 1
+        file.write(f"  <image {attributes(known)}>\n")
+        for box in image.boxes:
+            file.write(f"    {self._shape(box)}\n")
+        file.write("  </image>\n")
+
+    def _begun(self, split: str) -> OpenFile:
+        """Return the file of a split, after the list of labels."""
+        file = OpenFile(self.folder / file_of_split("annotations", split, ".xml"))
+        labels = "".join(f"<label>{element('name', name)}</label>" for name in self.names)
+        file.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n')
+        file.write("  <version>1.1</version>\n")
+        file.write(f"  <meta><task><labels>{labels}</labels></task></meta>\n")
+        return file
+
+    def _shape(self, box: WrittenBox) -> str:
+        known = {"label": self.names[box.class_index], "source": "manual", "occluded": 0}
+        if box.outline:
+            points = ";".join(f"{pixels(x)},{pixels(y)}" for x, y in box.outline)
+            return f"<polygon {attributes(known | {'points': points, 'z_order': 0})}/>"
+        left, top, width, height = box.box_xywh
+        corners = {
+            "xtl": pixels(left),
+            "ytl": pixels(top),
+            "xbr": pixels(left + width),
+            "ybr": pixels(top + height),
+        }
+        return f"<box {attributes(known | corners | {'z_order': 0})}/>"
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.write("</annotations>\n")
+            file.close()

@@ -1,0 +1,66 @@
+"""Write detections as the labels of a data set, for a person to correct in an annotation tool."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
+from utils.images.detections import Frame, ImageDetections
+from utils.images.encode import encode_bgr
+from utils.outputs.names import OutputNames, prepare_file, with_number
+
+
+class DetectionLabels:
+    """An output of detect.py: the boxes of each frame in a label format, with its image.
+
+    Images are symbolic links, or copies where there are none. Frames of videos and streams, and
+    images without a file, become JPEG files.
+    """
+
+    def __init__(self, writer: LabelWriter, known: Sequence[tuple[str, bool]] | None) -> None:
+        """known: as for OutputNames."""
+        self.writer = writer
+        self._names = OutputNames(known)
+        self._is_open = True
+
+    def write(self, frame: Frame, detections: ImageDetections) -> None:
+        stem = with_number(self._names.stem(frame, ".txt"), frame)
+        is_file = frame.number is None and os.path.isfile(frame.path)
+        suffix = os.path.splitext(frame.name)[1] if is_file else ".jpg"
+        name = f"{stem}{suffix}"
+
+        target = prepare_file(self.writer.folder, self.writer.image_place(name, ""))
+        if is_file:
+            _link(Path(frame.path), target)
+        else:
+            target.write_bytes(encode_bgr(frame.image, suffix))
+
+        height, width = frame.image.shape[:2]
+        boxes = _boxes(detections)
+        self.writer.add(WrittenImage(frame.path, name, (width, height), boxes))
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.writer.close()
+
+
+def _boxes(detections: ImageDetections) -> list[WrittenBox]:
+    boxes = []
+    columns = (detections.class_ids, detections.boxes_xyxy, detections.scores)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for class_index, (left, top, right, bottom), score in rows:
+        width = right - left
+        height = bottom - top
+        box = WrittenBox(class_index, (left, top, width, height), area=width * height, score=score)
+        boxes.append(box)
+    return boxes
+
+
+def _link(file: Path, target: Path) -> None:
+    """Link an image file, or copy it where links cannot be made."""
+    try:
+        os.symlink(file.resolve(), target)
+    except OSError:
+        shutil.copyfile(file, target)

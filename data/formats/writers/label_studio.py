@@ -1,0 +1,110 @@
+"""Write Label Studio's tasks, and the labeling configuration that goes with them.
+
+Values are percentages of the image. Detections become predictions, which a person accepts or
+corrects; labels become annotations. The images are served from local files, whose folder
+LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT names.
+
+Source: labelstud.io/guide/tasks, /guide/predictions and /guide/storage (local storage).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+from data.formats.writers.base import (
+    IGNORE_REGIONS,
+    LabelWriter,
+    OpenFile,
+    WrittenBox,
+    WrittenImage,
+    file_of_split,
+    rounded,
+)
+from data.formats.writers.xml_text import attributes, require_writable
+
+PERCENT_DIGITS = 7
+MODEL = "kestrel"  # the model version of predictions
+
+
+class LabelStudioWriter(LabelWriter):
+    """Writes `tasks.json`, or a file for each split, and `labeling_config.xml`."""
+
+    title: ClassVar[str] = "Label Studio JSON"
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder, names)
+        require_writable(self.names)
+        self._files: dict[str, OpenFile] = {}
+
+    def write(self, image: WrittenImage) -> None:
+        if image.split not in self._files:
+            place = file_of_split("tasks", image.split, ".json")
+            file = OpenFile(self.folder / place)
+            file.write("[")
+            self._files[image.split] = file
+
+        regions = [self._region(box, number, image) for number, box in enumerate(image.boxes)]
+        place = quote(self.image_place(image.name, image.split))
+        task: dict[str, object] = {"data": {"image": f"/data/local-files/?d={place}"}}
+        scores = [box.score for box in image.boxes if box.score is not None]
+        if scores:
+            mean = round(sum(scores) / len(scores), 4)
+            task["predictions"] = [{"model_version": MODEL, "score": mean, "result": regions}]
+        else:
+            task["annotations"] = [{"result": regions}]
+        self._files[image.split].add(json.dumps(task))
+
+    def _region(self, box: WrittenBox, number: int, image: WrittenImage) -> dict[str, object]:
+        width, height = image.size
+        name = self.names[box.class_index]
+        if box.outline:
+            kind = "polygonlabels"
+            points = [_percent((x, y), image.size) for x, y in box.outline]
+            value: dict[str, object] = {"points": points, "polygonlabels": [name]}
+        else:
+            kind = "rectanglelabels"
+            left, top, box_width, box_height = box.box_xywh
+            x, y = _percent((left, top), image.size)
+            percent_width, percent_height = _percent((box_width, box_height), image.size)
+            value = {"x": x, "y": y, "width": percent_width, "height": percent_height}
+            value |= {"rotation": 0, "rectanglelabels": [name]}
+        region: dict[str, object] = {
+            "id": f"r{number}",
+            "type": kind,
+            "from_name": kind.removesuffix("labels"),
+            "to_name": "image",
+            "original_width": width,
+            "original_height": height,
+            "image_rotation": 0,
+            "value": value,
+        }
+        if box.score is not None:
+            region["score"] = round(box.score, 6)
+        return region
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.write("\n]\n")
+            file.close()
+
+        labels = "".join(f"    <Label {attributes({'value': name})}/>\n" for name in self.names)
+        controls = ""
+        for kind in ("Rectangle", "Polygon"):
+            control = attributes({"name": kind.lower(), "toName": "image"})
+            controls += f"  <{kind}Labels {control}>\n{labels}  </{kind}Labels>\n"
+        image = '  <Image name="image" value="$image"/>\n'
+        self.write_file("labeling_config.xml", f"<View>\n{image}{controls}</View>\n")
+
+
+def _percent(values: Sequence[float], size: tuple[int, int]) -> list[float]:
+    """Return x and y as percentages of the image's width and height.
+
+    >>> _percent((10, 10), (100, 50))
+    [10.0, 20.0]
+    """
+    x, y = values
+    width, height = size
+    return rounded([100 * x / width, 100 * y / height], PERCENT_DIGITS)

@@ -1,0 +1,77 @@
+"""Write Pascal VOC: an XML file for each image, and lists of the images of each split.
+
+Pixels are counted from 1, and the last ones are inside the box. A box that does not begin or end at
+a whole pixel keeps its decimal places, which labelImg and CVAT read.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from data.formats.voc.folders import LABEL_MAP
+from data.formats.writers.base import (
+    POLYGONS,
+    SCORES,
+    LabelWriter,
+    WrittenBox,
+    WrittenImage,
+    join,
+    pixels,
+)
+from data.formats.writers.xml_text import element, require_writable
+
+
+class VocWriter(LabelWriter):
+    """Writes `Annotations/` beside `JPEGImages/`, `ImageSets/Main/`, and CVAT's `labelmap.txt`."""
+
+    title: ClassVar[str] = "Pascal VOC XML"
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({POLYGONS, SCORES})
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder, names)
+        require_writable(self.names)
+        self._stems: dict[str, list[str]] = defaultdict(list)
+
+    def image_place(self, name: str, split: str) -> str:
+        return join("JPEGImages", name)
+
+    def write(self, image: WrittenImage) -> None:
+        self._stems[image.split].append(image.stem)
+        width, height = image.size
+        sides = element("width", width) + element("height", height) + element("depth", 3)
+        lines = [
+            "<annotation>",
+            f"  {element('folder', 'JPEGImages')}",
+            f"  {element('filename', image.name)}",
+            f"  <size>{sides}</size>",
+            *[line for box in image.boxes for line in self._object(box)],
+            "</annotation>",
+        ]
+        self.write_file(join("Annotations", f"{image.stem}.xml"), "\n".join([*lines, ""]))
+
+    def _object(self, box: WrittenBox) -> list[str]:
+        """Return the lines of an object; an ignore region is one that is difficult."""
+        left, top, width, height = box.box_xywh
+        corners = {
+            "xmin": left + 1,
+            "ymin": top + 1,
+            "xmax": left + width,
+            "ymax": top + height,
+        }
+        texts = [element(name, pixels(value)) for name, value in corners.items()]
+        return [
+            "  <object>",
+            f"    {element('name', self.names[box.class_index])}",
+            f"    {element('difficult', int(box.crowd))}",
+            f"    <bndbox>{''.join(texts)}</bndbox>",
+            "  </object>",
+        ]
+
+    def close(self) -> None:
+        for split, stems in self._stems.items():
+            if split:
+                text = "".join(f"{stem}\n" for stem in stems)
+                self.write_file(f"ImageSets/Main/{split}.txt", text)
+        rows = "".join(f"{name}:::\n" for name in self.names)
+        self.write_file(LABEL_MAP, f"# label:color_rgb:parts:actions\n{rows}")

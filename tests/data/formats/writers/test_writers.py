@@ -1,0 +1,216 @@
+"""data/formats/writers/: the files of each format, by hand, and what a format cannot hold."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from data.formats.writers import WRITERS, WrittenBox, WrittenImage
+from data.formats.yolo_values import box_row_length
+
+NAMES = ["cat", 'a "b" & <c>']
+BOX = WrittenBox(0, (10, 20, 30, 40), area=1200)  # of an image of 100 x 200
+TRIANGLE = WrittenBox(1, (0, 0, 50, 100), [(0, 0), (50, 0), (25, 100)], area=2500)
+CROWD = BOX._replace(crowd=True)
+DETECTED = BOX._replace(score=0.875)
+
+
+def written(folder, kind, *boxes, split="train", names=NAMES):
+    """Write one image with these boxes, and return the writer."""
+    writer = WRITERS[kind](folder, names)
+    writer.add(WrittenImage("/photos/a.jpg", "a.jpg", (100, 200), boxes, split))
+    writer.close()
+    return writer
+
+
+def files(folder):
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*"))
+
+
+def test_yolo(tmp_path):
+    """cx = (10 + 30 / 2) / 100 = 0.25, cy = (20 + 40 / 2) / 200 = 0.2, w = 0.3, h = 0.2."""
+    written(tmp_path, "yolo", BOX, TRIANGLE)
+    assert files(tmp_path) == ["data.yaml", "labels/train/a.txt"]
+    rows = (tmp_path / "labels" / "train" / "a.txt").read_text()
+    assert rows == "0 0.25 0.2 0.3 0.2\n1 0 0 0.5 0 0.25 0.5\n"
+    assert (tmp_path / "data.yaml").read_text() == (
+        'path: .\ntrain: images/train\nnames:\n  0: cat\n  1: a "b" & <c>\n'
+    )
+
+
+def test_polygons_of_yolo_cannot_be_taken_for_keypoints(tmp_path):
+    """0.75 0.75 0.9 0.9 0.6 0.6 is a triangle, or a box of 0.9 x 0.9 around 0.75 with a keypoint.
+
+    One of two such polygons has its first corner twice, so their rows differ in length.
+    """
+    triangle = WrittenBox(0, (60, 120, 30, 60), [(75, 150), (90, 180), (60, 120)])
+    writer = written(tmp_path, "yolo", triangle, triangle, triangle)
+    rows = (tmp_path / "labels" / "train" / "a.txt").read_text().splitlines()
+    once = "0 0.75 0.75 0.9 0.9 0.6 0.6"
+    assert rows == [once, "0 0.75 0.75 0.75 0.75 0.9 0.9 0.6 0.6", once]
+    values = [list(map(float, row.split())) for row in rows]
+    assert (box_row_length(values[:1]), box_row_length(values)) == (7, 0)
+    assert not writer.lost
+
+
+def test_only_polygon_that_may_be_a_keypoint_becomes_its_box(tmp_path):
+    triangle = WrittenBox(0, (60, 120, 30, 60), [(75, 150), (90, 180), (60, 120)])
+    writer = written(tmp_path, "yolo", BOX, triangle)
+    rows = (tmp_path / "labels" / "train" / "a.txt").read_text()
+    assert rows == "0 0.25 0.2 0.3 0.2\n0 0.75 0.75 0.3 0.3\n"
+    assert writer.lost == {"polygon": 1}
+
+    # Beside a polygon that cannot be one it stays.
+    assert not written(tmp_path, "yolo", TRIANGLE, triangle).lost
+
+
+def test_yolo_without_splits_has_a_list_of_names(tmp_path):
+    written(tmp_path, "yolo", split="")
+    assert files(tmp_path) == ["classes.txt", "labels/a.txt"]
+    assert (tmp_path / "labels" / "a.txt").read_text() == ""
+    assert (tmp_path / "classes.txt").read_text() == 'cat\na "b" & <c>\n'
+
+
+def test_coco(tmp_path):
+    written(tmp_path, "coco", BOX, TRIANGLE, CROWD, split="val")
+    assert files(tmp_path) == ["annotations/instances_val.json"]
+    document = json.loads((tmp_path / "annotations" / "instances_val.json").read_text())
+    assert document["images"] == [{"id": 1, "file_name": "a.jpg", "width": 100, "height": 200}]
+    assert [category["name"] for category in document["categories"]] == NAMES
+    assert [category["id"] for category in document["categories"]] == [1, 2]
+    box, triangle, crowd = document["annotations"]
+    assert box == {
+        "id": 1,
+        "image_id": 1,
+        "category_id": 1,
+        "bbox": [10, 20, 30, 40],
+        "area": 1200,
+        "iscrowd": 0,
+        "segmentation": [],
+    }
+    assert triangle["segmentation"] == [[0, 0, 50, 0, 25, 100]]
+    assert (crowd["id"], crowd["iscrowd"]) == (3, 1)
+
+
+def test_voc(tmp_path):
+    """Counted from 1: xmin = 10 + 1, the last column of the box is 10 + 30."""
+    written(tmp_path, "voc", BOX, CROWD)
+    assert files(tmp_path) == ["Annotations/a.xml", "ImageSets/Main/train.txt", "labelmap.txt"]
+    root = ElementTree.parse(tmp_path / "Annotations" / "a.xml").getroot()  # noqa: S314
+    assert [root.findtext(f"size/{side}") for side in ("width", "height", "depth")] == [
+        "100",
+        "200",
+        "3",
+    ]
+    box, crowd = root.findall("object")
+    corners = [box.findtext(f"bndbox/{name}") for name in ("xmin", "ymin", "xmax", "ymax")]
+    assert corners == ["11", "21", "40", "60"]
+    assert [found.findtext("difficult") for found in (box, crowd)] == ["0", "1"]
+    assert (tmp_path / "ImageSets" / "Main" / "train.txt").read_text() == "a\n"
+
+
+def test_labelme(tmp_path):
+    written(tmp_path, "labelme", DETECTED, TRIANGLE)
+    assert files(tmp_path) == ["labels.txt", "train/a.json"]
+    document = json.loads((tmp_path / "train" / "a.json").read_text())
+    box, triangle = document.pop("shapes")
+    assert document == {
+        "version": "5.4.1",
+        "flags": {},
+        "imagePath": "a.jpg",
+        "imageData": None,
+        "imageHeight": 200,
+        "imageWidth": 100,
+    }
+    assert box == {
+        "label": "cat",
+        "points": [[10, 20], [40, 60]],
+        "group_id": None,
+        "description": "score 0.88",
+        "shape_type": "rectangle",
+        "flags": {},
+    }
+    assert (triangle["shape_type"], triangle["points"]) == ("polygon", [[0, 0], [50, 0], [25, 100]])
+
+
+def test_cvat(tmp_path):
+    written(tmp_path, "cvat", BOX, TRIANGLE)
+    assert files(tmp_path) == ["annotations_train.xml"]
+    root = ElementTree.parse(tmp_path / "annotations_train.xml").getroot()  # noqa: S314
+    assert [name.text for name in root.findall("meta/task/labels/label/name")] == NAMES
+    (image,) = root.findall("image")
+    assert image.attrib == {
+        "id": "0",
+        "name": "a.jpg",
+        "width": "100",
+        "height": "200",
+        "subset": "train",
+    }
+    box, polygon = image
+    corners = {"xtl": "10", "ytl": "20", "xbr": "40", "ybr": "60"}
+    assert box.attrib.items() >= (corners | {"label": "cat", "occluded": "0"}).items()
+    assert polygon.attrib["points"] == "0,0;50,0;25,100"
+    assert polygon.attrib["label"] == NAMES[1]
+
+
+def test_label_studio(tmp_path):
+    """Percentages: 10 of 100 pixels are 10, 20 of 200 pixels are 10."""
+    written(tmp_path, "label-studio", BOX, TRIANGLE)
+    assert files(tmp_path) == ["labeling_config.xml", "tasks_train.json"]
+    (task,) = json.loads((tmp_path / "tasks_train.json").read_text())
+    assert task["data"] == {"image": "/data/local-files/?d=images/train/a.jpg"}
+    box, polygon = task["annotations"][0]["result"]
+    assert box["value"] == {
+        "x": 10,
+        "y": 10,
+        "width": 30,
+        "height": 20,
+        "rotation": 0,
+        "rectanglelabels": ["cat"],
+    }
+    assert (box["original_width"], box["original_height"], box["to_name"]) == (100, 200, "image")
+    assert polygon["value"]["points"] == [[0, 0], [50, 0], [25, 50]]
+
+    config = ElementTree.parse(tmp_path / "labeling_config.xml").getroot()  # noqa: S314
+    tags = {element.attrib["name"]: element.tag for element in config}
+    assert tags == {"image": "Image", "rectangle": "RectangleLabels", "polygon": "PolygonLabels"}
+    assert {box["from_name"], polygon["from_name"]} == {"rectangle", "polygon"}
+    labels = [label.attrib["value"] for label in config.findall("RectangleLabels/Label")]
+    assert labels == NAMES
+
+
+def test_detections_are_predictions_in_label_studio(tmp_path):
+    written(tmp_path, "label-studio", DETECTED, DETECTED._replace(score=0.625), split="")
+    (task,) = json.loads((tmp_path / "tasks.json").read_text())
+    (prediction,) = task["predictions"]
+    assert "annotations" not in task
+    assert prediction["score"] == 0.75  # (0.875 + 0.625) / 2
+    assert [region["score"] for region in prediction["result"]] == [0.875, 0.625]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("yolo", {"ignore region": 1, "score": 1}),
+        ("coco", {}),
+        ("voc", {"polygon": 1, "score": 1}),
+        ("labelme", {"ignore region": 1}),
+        ("cvat", {"ignore region": 1, "score": 1}),
+        ("label-studio", {"ignore region": 1}),
+    ],
+)
+def test_what_a_format_cannot_hold_is_counted(tmp_path, kind, lost):
+    assert written(tmp_path, kind, BOX, TRIANGLE, CROWD, DETECTED).lost == lost
+
+
+@pytest.mark.parametrize("kind", ["voc", "cvat", "label-studio"])
+def test_class_name_that_xml_cannot_hold_is_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match="has a character that XML cannot hold"):
+        WRITERS[kind](tmp_path, ["a\x01b"])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_data_set_without_images_is_written(tmp_path, kind):
+    writer = WRITERS[kind](tmp_path, NAMES)
+    writer.close()
+    assert not writer.lost
