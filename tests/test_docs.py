@@ -29,6 +29,7 @@ import detect
 import export
 import train
 import val
+from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
 from models.export import FORMATS
@@ -319,6 +320,7 @@ def test_flags_in_inline_code_exist(monkeypatch):
     )
     for script in SCRIPTS.values():
         script.parse_args([])
+    parse_convert(["export.zip", "converted", "--to", "yolo"])
     for page in USER_PAGES:
         for line, code in inline_code(read_page(page)[1]):
             if code.split()[0] != "python":
@@ -629,6 +631,19 @@ def test_documented_model_table_command_prints_totals(capsys):
     )
     assert importlib.import_module("models.__main__").main(list(words[3:])) == 0
     assert capsys.readouterr().out.endswith("7,235,389 parameters, 16.4 GFLOPs at 640\n")
+
+
+def test_documented_convert_command_writes_a_data_set(tiny_data, tmp_path, monkeypatch):
+    words = next(
+        command.words
+        for command in PYTHON_COMMANDS
+        if command.words[:3] == ("python", "-m", "data.convert")
+    )
+    monkeypatch.chdir(tmp_path)
+    _, folder, *flags = words[3:]
+    main = importlib.import_module("data.convert.__main__").main
+    main([str(tiny_data), folder, *flags, "--cache-dir", "cache"])
+    assert read_data_yaml(Path(folder, "data.yaml")).sources("val")
 
 
 def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, capsys):

@@ -500,7 +500,7 @@ def test_resume_applies_flags_that_may_change(tmp_path):
         "patience": 100,
         "batch_size": 8,
         "workers": 0,
-        "data": "/data/b.yaml",
+        "data": ("/data/b.yaml",),
     }  # some are defaults
     cfg, lines = resumed_config(resume_flags(tmp_path, **given), open_checkpoint(tmp_path, saved))
     assert {name: getattr(cfg, name) for name in given} == given

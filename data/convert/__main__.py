@@ -48,8 +48,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     return parser.read(arguments)
 
 
-def main(args: Namespace) -> Converted:
-    """Convert as the flags say. Raises ValueError as `open_dataset` and `convert` do."""
+def main(arguments: Sequence[str] | None = None) -> Converted:
+    """Convert as the command line says. Raises ValueError as `open_dataset` and `convert` do."""
+    args = parse_args(arguments)
     if not 0 <= args.val_split < 1:
         raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
     choices = Choices(args.val_split, args.group, tuple(args.names), tuple(args.merge))
@@ -94,10 +95,5 @@ def read_splits(
     return labels_of, list(dataset.names)
 
 
-def run_script(arguments: Sequence[str] | None = None) -> None:
-    """Convert as the command line says."""
-    main(parse_args(arguments))
-
-
 if __name__ == "__main__":
-    run_and_exit(run_script)
+    run_and_exit(main)

@@ -122,10 +122,11 @@ class TrainConfig:
             require(fits, f"{flag(name)} is a {actual.__name__}, expected {expected.__name__}")
         integers = all(type(number) is int for number in self.freeze)
         require(integers, "--freeze: layer numbers must be whole numbers")
-        for name in ("data", "names", "merge"):
+        paths = all(type(path) is str for path in self.data)
+        require(paths and bool(self.data), "--data: give one path or more")
+        for name in ("names", "merge"):
             texts = all(type(text) is str and text for text in getattr(self, name))
             require(texts, f"{flag(name)}: give texts that are not empty")
-        require(bool(self.data), "--data: give one path or more")
 
     def _check_ranges(self) -> None:
         self._require("epochs", self.epochs >= 1, "train for 1 epoch or more")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from data.convert.__main__ import main, parse_args
+from data.convert.__main__ import main
 from data.formats.writers import WRITERS
 from tests.support.data_sets import opened
 from utils.terminal import exit_code_of
@@ -69,7 +69,7 @@ def random_annotation(rng, image, number, width, height):
 
 def converted(*words):
     """Convert with these words of a command line."""
-    return main(parse_args(list(map(str, words))))
+    return main(list(map(str, words)))
 
 
 def contents(dataset, crowds=True):
@@ -282,7 +282,7 @@ SPLITS = ("train", "val")
     ],
 )
 def test_wrong_command_line_exits_with_2_and_one_sentence(words, message, capsys):
-    assert exit_code_of(lambda: main(parse_args(words))) == 2
+    assert exit_code_of(lambda: main(words)) == 2
     assert capsys.readouterr().err.startswith(message)
 
 

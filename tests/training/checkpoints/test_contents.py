@@ -83,7 +83,7 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
 # before.
 FORMAT_DIGESTS = {1: "a4ea4dc76506bd3a"}
 SETTINGS_OF_FORMAT_1 = """
-weights:str cfg:str data:str hyp:str epochs:int batch_size:int imgsz:int tile:int
+weights:str cfg:str data:list hyp:str epochs:int batch_size:int imgsz:int tile:int
 tile_overlap:float rect:bool resume:str nosave:bool noval:bool val_period:int noautoanchor:bool
 noplots:bool multi_scale:bool single_cls:bool optimizer:str workers:int image_weights:bool
 sync_bn:bool shard:bool checkpoint_activations:bool project:str name:str exist_ok:bool
