@@ -38,7 +38,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         "--images",
         choices=list(IMAGES),
         default=COPY,
-        help="copy the image files, make symbolic links to them, or write labels only",
+        help="copy the image files, make hard links to them, or write labels only",
     )
     add("--val-split", type=float, default=0.0, help="share of images held out if there is no val")
     add("--group", default="", help="as train.py, for --val-split")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
     for kind, count in result.lost.items():
         print(f"not in this format: {counted(count, kind)}")
     if result.copied:
-        print("images were copied: no symbolic links can be made there")
+        print("images were copied: OUT is on another disk, or one without hard links")
     return result
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.formats.writers import LabelWriter, WrittenBox, WrittenImage
 from data.labels import Labels
-from utils.files.atomic import temporary_folder
+from utils.files.atomic import link_or_copy, temporary_folder
 from utils.files.safe_names import safe_name
 from utils.printable import counted, printable
 
@@ -155,12 +155,9 @@ def _place_images(placed: dict[str, str], folder: Path, images: str) -> bool:
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if images == LINK:
-            try:
-                os.symlink(path, target)
-                continue
-            except OSError:  # of a file system without links, or on Windows without the right
-                copied = True
-        shutil.copyfile(path, target)
+            copied = not link_or_copy(path, target) or copied
+        else:
+            shutil.copyfile(path, target)
     return copied
 
 

@@ -60,6 +60,19 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def link_or_copy(file: str, target: Path) -> bool:
+    """Make a hard link to a file, or a copy on another disk; return whether it is a link.
+
+    Not a symbolic link: programs that guard against files outside their folder refuse those.
+    """
+    try:
+        os.link(os.path.realpath(file), target)
+    except OSError:
+        shutil.copyfile(file, target)
+        return False
+    return True
+
+
 def replace_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`, in place of a folder that exists there.
 

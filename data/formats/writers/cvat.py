@@ -52,7 +52,9 @@ class CvatWriter(LabelWriter):
         labels = "".join(f"<label>{element('name', name)}</label>" for name in self.names)
         file.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n')
         file.write("  <version>1.1</version>\n")
-        file.write(f"  <meta><task><labels>{labels}</labels></task></meta>\n")
+        mode = element("mode", "annotation")
+        subset = element("subset", split or "default")  # which Datumaro asks for
+        file.write(f"  <meta><task>{mode}{subset}<labels>{labels}</labels></task></meta>\n")
         return file
 
     def _shape(self, box: WrittenBox) -> str:

@@ -1,11 +1,10 @@
 """Write detections as the labels of a data set, for a person to correct in an annotation tool."""
 
 import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
+from utils.files.atomic import link_or_copy
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, with_number
@@ -14,7 +13,7 @@ from utils.outputs.names import OutputNames, prepare_file, with_number
 class DetectionLabels:
     """An output of detect.py: the boxes of each frame in a label format, with its image.
 
-    Images are symbolic links, or copies where there are none. Frames of videos and streams, and
+    Images are hard links, or copies on another disk. Frames of videos and streams, and
     images without a file, become JPEG files.
     """
 
@@ -32,7 +31,7 @@ class DetectionLabels:
 
         target = prepare_file(self.writer.folder, self.writer.image_place(name, ""))
         if is_file:
-            _link(Path(frame.path), target)
+            link_or_copy(frame.path, target)
         else:
             target.write_bytes(encode_bgr(frame.image, suffix))
 
@@ -56,11 +55,3 @@ def _boxes(detections: ImageDetections) -> list[WrittenBox]:
         box = WrittenBox(class_index, (left, top, width, height), area=width * height, score=score)
         boxes.append(box)
     return boxes
-
-
-def _link(file: Path, target: Path) -> None:
-    """Link an image file, or copy it where links cannot be made."""
-    try:
-        os.symlink(file.resolve(), target)
-    except OSError:
-        shutil.copyfile(file, target)
