@@ -15,6 +15,7 @@ from data.formats.writers.base import (
     WrittenBox,
     WrittenImage,
     file_of_split,
+    join,
     pixels,
 )
 from data.formats.writers.xml_text import attributes, element, require_writable
@@ -31,6 +32,9 @@ class CvatWriter(LabelWriter):
         require_writable(self.names)
         self._files: dict[str, OpenFile] = {}
 
+    def image_place(self, name: str, split: str) -> str:
+        return join("images", name)
+
     def write(self, image: WrittenImage) -> None:
         if image.split not in self._files:
             self._files[image.split] = self._begun(image.split)
@@ -38,8 +42,6 @@ class CvatWriter(LabelWriter):
 
         width, height = image.size
         known = {"id": file.entries, "name": image.name, "width": width, "height": height}
-        if image.split:
-            known["subset"] = image.split
         file.entries += 1
         file.write(f"  <image {attributes(known)}>\n")
         for box in image.boxes:
@@ -53,7 +55,7 @@ class CvatWriter(LabelWriter):
         file.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n')
         file.write("  <version>1.1</version>\n")
         mode = element("mode", "annotation")
-        subset = element("subset", split or "default")  # which Datumaro asks for
+        subset = element("subset", split or "default")
         file.write(f"  <meta><task>{mode}{subset}<labels>{labels}</labels></task></meta>\n")
         return file
 

@@ -144,8 +144,8 @@ def test_cvat(tmp_path):
         "name": "a.jpg",
         "width": "100",
         "height": "200",
-        "subset": "train",
     }
+    assert root.findtext("meta/task/subset") == "train"
     box, polygon = image
     corners = {"xtl": "10", "ytl": "20", "xbr": "40", "ybr": "60"}
     assert box.attrib.items() >= (corners | {"label": "cat", "occluded": "0"}).items()
