@@ -135,6 +135,7 @@ def scan(
     cache_dir: Path | None = None,
     threads: int = 4,
     progress: bool = False,
+    require_labels: bool = True,
 ) -> tuple[Labels, Report]:
     """Return the labels of `sources` and the report of all problems.
 
@@ -155,6 +156,7 @@ def scan(
         cache_dir: where the result is stored; nothing else is written.
         threads: number of threads that decode images.
         progress: show a bar on a terminal.
+        require_labels: refuse images without any box. If not, such a scan is not stored.
 
     Raises EmptySplitError if there is no image or no label, and ValueError if a class is out of
     range.
@@ -200,6 +202,10 @@ def scan(
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
 
     labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
+    if labels.crowd.all():  # true also for no rows at all
+        if require_labels:
+            raise EmptySplitError(_no_labels(labels, listed, report.problems))
+        return labels, report.with_cache(state, listed.sentences, listed.unmatched_labels)
     if cache_dir is not None:
         result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
         state = _to_cache(cache_dir, all_files, names, result, state)
@@ -351,7 +357,9 @@ def _check_all(
     problems.extend(_converted_images(opened))
 
     labels = builder.build(category_ids)
-    _require_labels(labels, listed, problems.first)
+    if not len(labels):
+        images = f"none of {len(listed.items)} images can be used"
+        raise EmptySplitError(f"{images}{_first_problem(problems.first)}")
     report = _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
     return labels, replace(report, converted=tuple(converted.most_common()))
 
@@ -556,27 +564,27 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
     return f"no images in {where}{more}{first}"
 
 
-def _require_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> None:
-    """Raise EmptySplitError if no image, or no box to learn from, is left."""
-    serious = first_of(problems)
-    first_problem = f"; the first problem is {serious}" if serious else ""
-    if not len(labels):
-        raise EmptySplitError(f"none of {len(listed.items)} images can be used{first_problem}")
+def _first_problem(problems: Sequence[Problem]) -> str:
+    """Return the end of an error's sentence that names the first problem; "" if there is none."""
+    first = first_of(problems)
+    return f"; the first problem is {first}" if first else ""
 
-    if labels.crowd.all():  # true also for no rows at all
-        first = listed.items[0].image
-        state = ""
-        if not os.path.exists(first.label_file):
-            state = f", which does not exist{_where_else(first.label_file)}"
-        elif os.path.getsize(first.label_file) == 0:
-            state = ", which is empty"
 
-        images = counted(len(labels), "image")
-        reason = (
-            f"those of the first image {printable(first.path)} should be in "
-            f"{printable(first.label_file)}{state}"
-        )
-        raise EmptySplitError(f"no labels for {images}: {reason}{first_problem}")
+def _no_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> str:
+    """Return the text of the error for images without a box to learn from."""
+    first = listed.items[0].image
+    state = ""
+    if not os.path.exists(first.label_file):
+        state = f", which does not exist{_where_else(first.label_file)}"
+    elif os.path.getsize(first.label_file) == 0:
+        state = ", which is empty"
+
+    images = counted(len(labels), "image")
+    reason = (
+        f"those of the first image {printable(first.path)} should be in "
+        f"{printable(first.label_file)}{state}"
+    )
+    return f"no labels for {images}: {reason}{_first_problem(problems)}"
 
 
 def _where_else(label_file: str) -> str:

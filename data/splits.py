@@ -69,8 +69,10 @@ class Dataset:
         """The class names; a single name if all classes are treated as one."""
         return class_names(self.spec.names, single=self.single_class)
 
-    def read(self, split: str, say: Say = say_nothing) -> Labels:
+    def read(self, split: str, say: Say = say_nothing, *, require_labels: bool = True) -> Labels:
         """Return the labels of a split, or of the tiles of its images; summarize them to `say`.
+
+        require_labels: as in `scan`.
 
         Raises ValueError as `scan` does, if the processes read different labels, and if `strict` is
         set and something in the data looks like a mistake.
@@ -82,6 +84,7 @@ class Dataset:
                 single=self.single_class,
                 cache_dir=self.cache_dir,
                 progress=self.world.is_main,
+                require_labels=require_labels,
             )
         self._say_report(split, report, say)
         self._say_shared_images(split, labels, say)
@@ -192,7 +195,13 @@ def open_dataset(
 
 
 def read_split(
-    spec: DataSpec, split: str, *, single: bool, cache_dir: str, progress: bool
+    spec: DataSpec,
+    split: str,
+    *,
+    single: bool,
+    cache_dir: str,
+    progress: bool,
+    require_labels: bool = True,
 ) -> tuple[Labels, Report]:
     """Return the labels of a split and the report of the scan.
 
@@ -202,6 +211,7 @@ def read_split(
         single: treat all classes as one.
         cache_dir: folder of the caches, "" for the user's cache folder.
         progress: show a bar on a terminal.
+        require_labels: as in `scan`.
 
     Raises ValueError as `scan` does, with the split if it is empty.
     """
@@ -217,6 +227,7 @@ def read_split(
             cache_dir=cache,
             threads=threads,
             progress=progress,
+            require_labels=require_labels,
         )
     except EmptySplitError as error:
         raise ValueError(f"'{split}' of {printable(spec.file)}: {error}") from None

@@ -59,7 +59,7 @@ def boxes_by_image(dataset) -> dict[str, list[tuple[str, list[float]]]]:
             for row in range(rows.start, rows.stop):
                 box = labels.boxes_xywh[row].round(2).tolist()
                 boxes.append((dataset.names[labels.classes[row]], box))
-            found[Path(labels.path(index)).resolve().name] = sorted(boxes)
+            found[Path(labels.path(index)).name] = sorted(boxes)
     return found
 
 

@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
     if not 0 <= args.val_split < 1:
         raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
     choices = Choices(args.val_split, args.group, tuple(args.names), tuple(args.merge))
+    refuse_inside(args.out, args.source)
     labels_of, names = read_splits(args.source, choices, args.cache_dir)
     result = convert(labels_of, names, WRITERS[args.to], args.out, images=args.images)
 
@@ -67,6 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
     if result.copied:
         print("images were copied: OUT is on another disk, or one without hard links")
     return result
+
+
+def refuse_inside(out: Path, source: Sequence[str]) -> None:
+    """Raise ValueError if OUT is in a folder that is read: its images would become images of it."""
+    target = out.resolve()
+    for name in source:
+        folder = Path(name).resolve()
+        if folder.is_dir() and folder in (target, *target.parents):
+            raise ValueError(f"{out} is in {name}, which is read: choose a folder outside of it")
 
 
 def read_splits(
@@ -89,7 +99,9 @@ def read_splits(
         cache_dir=cache_dir,
         choices=choices,
     )
-    labels_of = {split: dataset.read(split, print) for split in present}
+    labels_of = {}
+    for split in present:
+        labels_of[split] = dataset.read(split, print, require_labels=False)
     if present == ["train"] and spec.is_written:
         labels_of = {"": labels_of["train"]}
     return labels_of, list(dataset.names)

@@ -60,11 +60,13 @@ def open_data(
         chosen_names(ClassNames(first.names, str(first.file)), choices.names)
         spec = first
     else:
-        for one in given:
-            _require_train(one.spec)
+        needs_train = "train" in splits
+        if needs_train:
+            for one in given:
+                _require_train(one.spec)
         layouts = [one.layout for one in given]
         folder = _written_folder([one.path for one in given], choices, cache)
-        spec = write_data_set(layouts, choices, folder, cache=cache)
+        spec = write_data_set(layouts, choices, folder, cache=cache, needs_train=needs_train)
         spec = replace(spec, notes=(*_notes(given), *spec.notes))
 
     for split in splits:

@@ -27,7 +27,12 @@ Splits = Mapping[str, Sequence[Path]]
 
 
 def write_data_set(
-    layouts: Sequence[Layout], choices: Choices, folder: Path, *, cache: Path | None = None
+    layouts: Sequence[Layout],
+    choices: Choices,
+    folder: Path,
+    *,
+    cache: Path | None = None,
+    needs_train: bool = True,
 ) -> DataSpec:
     """Return the data set that layouts amount to.
 
@@ -36,11 +41,12 @@ def write_data_set(
         choices: of the flags.
         folder: where its YAML is written, and the lists of its splits where images are held out.
         cache: the folder of the caches, None to store nothing.
+        needs_train: refuse data without a train split.
 
     Raises ValueError if its sources cannot be read or disagree about the names of the classes.
     """
     classes = joined_classes(layouts, choices.names, choices.merge)
-    splits, unused = _joined_splits(layouts)
+    splits, unused = _joined_splits(layouts, needs_train=needs_train)
     labels = _labels(layouts)
     keypoints = _keypoints(layouts)
 
@@ -53,7 +59,7 @@ def write_data_set(
 
     # The images that are held out.
     held_out = None
-    if "val" not in splits and choices.val_split:
+    if "train" in splits and "val" not in splits and choices.val_split:
         names = _image_names(layouts, splits["train"], classes)
         similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
         held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
@@ -79,12 +85,14 @@ def copy_to(spec: DataSpec, folder: Path) -> None:
             shutil.copyfile(file, folder / name)
 
 
-def _joined_splits(layouts: Sequence[Layout]) -> tuple[dict[str, list[Path]], list[Path]]:
+def _joined_splits(
+    layouts: Sequence[Layout], *, needs_train: bool
+) -> tuple[dict[str, list[Path]], list[Path]]:
     """Return the sources of each split of all layouts, and those that are in none.
 
-    Raises ValueError if a layout has no images to train on.
+    Raises ValueError if a layout has no images to train on, unless none are needed.
     """
-    splits: dict[str, list[Path]] = {"train": []}
+    splits: dict[str, list[Path]] = {}
     unused: list[Path] = []
     for layout in layouts:
         own = dict(layout.splits)
@@ -93,7 +101,7 @@ def _joined_splits(layouts: Sequence[Layout]) -> tuple[dict[str, list[Path]], li
             unused += unassigned
         elif unassigned:
             own["train"] = unassigned
-        else:
+        elif needs_train:
             found = ", ".join(own)
             raise ValueError(f"{printable(layout.path)} has no train split (it has: {found})")
         for split, sources in own.items():

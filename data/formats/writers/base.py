@@ -14,7 +14,6 @@ FRACTION_DIGITS = 9  # of a coordinate as a fraction: 1e-5 pixels of an image of
 # What a format cannot hold, for the sentence that lists it.
 IGNORE_REGIONS = "ignore region"
 POLYGONS = "polygon"
-SCORES = "score"
 
 
 class WrittenBox(NamedTuple):
@@ -82,9 +81,6 @@ class LabelWriter(ABC):
             if box.outline and POLYGONS in self.cannot_hold:
                 self.lost[POLYGONS] += 1
                 box = box._replace(outline=())
-            if box.score is not None and SCORES in self.cannot_hold:
-                self.lost[SCORES] += 1
-                box = box._replace(score=None)
             boxes.append(box)
         self.write(image._replace(boxes=boxes))
 

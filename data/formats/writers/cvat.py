@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from data.formats.writers.base import (
     IGNORE_REGIONS,
-    SCORES,
     LabelWriter,
     OpenFile,
     WrittenBox,
@@ -25,7 +24,7 @@ class CvatWriter(LabelWriter):
     """Writes boxes and polygons. CVAT finds the image of a task by the name in the file."""
 
     title: ClassVar[str] = "CVAT XML 1.1"
-    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS, SCORES})
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
@@ -60,7 +59,8 @@ class CvatWriter(LabelWriter):
         return file
 
     def _shape(self, box: WrittenBox) -> str:
-        known = {"label": self.names[box.class_index], "source": "manual", "occluded": 0}
+        source = "manual" if box.score is None else "auto"
+        known = {"label": self.names[box.class_index], "source": source, "occluded": 0}
         if box.outline:
             points = ";".join(f"{pixels(x)},{pixels(y)}" for x, y in box.outline)
             return f"<polygon {attributes(known | {'points': points, 'z_order': 0})}/>"

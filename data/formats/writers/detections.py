@@ -1,10 +1,10 @@
 """Write detections as the labels of a data set, for a person to correct in an annotation tool."""
 
 import os
+import shutil
 from collections.abc import Sequence
 
 from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
-from utils.files.atomic import link_or_copy
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, with_number
@@ -13,8 +13,7 @@ from utils.outputs.names import OutputNames, prepare_file, with_number
 class DetectionLabels:
     """An output of detect.py: the boxes of each frame in a label format, with its image.
 
-    Images are hard links, or copies on another disk. Frames of videos and streams, and
-    images without a file, become JPEG files.
+    Images are copied. Frames of videos and streams, and images without a file, become JPEG files.
     """
 
     def __init__(self, writer: LabelWriter, known: Sequence[tuple[str, bool]] | None) -> None:
@@ -31,7 +30,7 @@ class DetectionLabels:
 
         target = prepare_file(self.writer.folder, self.writer.image_place(name, ""))
         if is_file:
-            link_or_copy(frame.path, target)
+            shutil.copyfile(frame.path, target)
         else:
             target.write_bytes(encode_bgr(frame.image, suffix))
 

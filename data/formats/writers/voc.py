@@ -12,7 +12,6 @@ from typing import ClassVar
 from data.formats.voc.folders import LABEL_MAP
 from data.formats.writers.base import (
     POLYGONS,
-    SCORES,
     LabelWriter,
     WrittenBox,
     WrittenImage,
@@ -26,7 +25,7 @@ class VocWriter(LabelWriter):
     """Writes `Annotations/` beside `JPEGImages/`, `ImageSets/Main/`, and CVAT's `labelmap.txt`."""
 
     title: ClassVar[str] = "Pascal VOC XML"
-    cannot_hold: ClassVar[frozenset[str]] = frozenset({POLYGONS, SCORES})
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({POLYGONS})
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
@@ -56,8 +55,9 @@ class VocWriter(LabelWriter):
         corners = {
             "xmin": left + 1,
             "ymin": top + 1,
-            "xmax": left + width,
-            "ymax": top + height,
+            # a box narrower than a pixel would end before it begins
+            "xmax": max(left + width, left + 1),
+            "ymax": max(top + height, top + 1),
         }
         texts = [element(name, pixels(value)) for name, value in corners.items()]
         return [

@@ -15,7 +15,6 @@ import yaml
 from data.formats.writers.base import (
     IGNORE_REGIONS,
     POLYGONS,
-    SCORES,
     LabelWriter,
     WrittenBox,
     WrittenImage,
@@ -45,7 +44,7 @@ class YoloWriter(LabelWriter):
     """Writes `labels/` beside `images/`, and `data.yaml`, or `classes.txt` without splits."""
 
     title: ClassVar[str] = "YOLO"
-    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS, SCORES})
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)

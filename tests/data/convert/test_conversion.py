@@ -4,6 +4,7 @@ a folder that exists.
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -221,6 +222,25 @@ def test_folder_that_holds_something_else_is_refused(tmp_path, change):
     with pytest.raises(ValueError, match=r"exists and differs in 1 file, such as .*: remove it"):
         converted(*words)
     assert files(out) == before
+
+
+@pytest.mark.parametrize("place", ["", "out"])
+def test_folder_inside_the_source_is_refused(tmp_path, place):
+    source = coco_set(tmp_path / "source")
+    with pytest.raises(ValueError, match="which is read: choose a folder outside of it"):
+        converted(source, source / place, "--to", "yolo", "--cache-dir", tmp_path / "cache")
+
+
+def test_split_without_boxes_and_data_without_a_train_split_are_converted(tmp_path):
+    source = coco_set(tmp_path / "source")
+    shutil.rmtree(source / "train")
+    file = source / "val" / "instances_val.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"annotations": []}))
+    out = tmp_path / "out"
+    result = converted(source, out, "--to", "yolo", "--cache-dir", tmp_path / "cache")
+    assert (result.images, result.boxes) == (3, 0)
+    assert yaml.safe_load((out / "data.yaml").read_text())["val"] == "images/val"
 
 
 @pytest.mark.parametrize("images", ["link", "none"])

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from data import open_data
 from data.dataset_yaml import read_data_yaml
 from data.formats.base import ClassNames
 from data.layouts.base import Layout
@@ -285,3 +286,16 @@ def test_image_that_changes_its_split_is_said(tmp_path):
         copy.unlink()
         copy.with_suffix(".txt").unlink()
     raise AssertionError("all of 100 names have hashes below the share")
+
+
+# ---------------------------------------------------------------------- data without a train split
+
+
+def test_data_with_only_a_test_split_can_be_evaluated(tmp_path):
+    source = image_folder(tmp_path / "set" / "test", 3).parent
+    cache = {"cache_dir": str(tmp_path / "cache")}
+    spec = open_data(str(source), splits=("test",), **cache)
+    assert spec.sources("test") == (source / "test",)
+    assert spec.train is None
+    with pytest.raises(ValueError, match=r"set has no train split \(it has: test\)"):
+        open_data(str(source), splits=("train",), **cache)

@@ -153,6 +153,19 @@ def test_cvat(tmp_path):
     assert polygon.attrib["label"] == NAMES[1]
 
 
+def test_boxes_of_a_model_are_marked_in_cvat(tmp_path):
+    written(tmp_path, "cvat", BOX, DETECTED)
+    root = ElementTree.parse(tmp_path / "annotations_train.xml").getroot()  # noqa: S314
+    assert [box.attrib["source"] for box in root.iter("box")] == ["manual", "auto"]
+
+
+def test_box_narrower_than_a_pixel_does_not_end_before_it_begins_in_voc(tmp_path):
+    written(tmp_path, "voc", BOX._replace(box_xywh=(10.25, 20, 0.5, 40)))
+    root = ElementTree.parse(tmp_path / "Annotations" / "a.xml").getroot()  # noqa: S314
+    corners = [root.findtext(f"object/bndbox/{name}") for name in ("xmin", "xmax")]
+    assert corners == ["11.25", "11.25"]
+
+
 def test_label_studio(tmp_path):
     """Percentages: 10 of 100 pixels are 10, 20 of 200 pixels are 10."""
     written(tmp_path, "label-studio", BOX, TRIANGLE)
@@ -191,11 +204,11 @@ def test_detections_are_predictions_in_label_studio(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "lost"),
     [
-        ("yolo", {"ignore region": 1, "score": 1}),
+        ("yolo", {"ignore region": 1}),
         ("coco", {}),
-        ("voc", {"polygon": 1, "score": 1}),
+        ("voc", {"polygon": 1}),
         ("labelme", {"ignore region": 1}),
-        ("cvat", {"ignore region": 1, "score": 1}),
+        ("cvat", {"ignore region": 1}),
         ("label-studio", {"ignore region": 1}),
     ],
 )
