@@ -50,7 +50,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         help="data set: a YAML, a folder, an archive, or an annotation tool's file (default: the "
         "one the checkpoint was trained on)",
     )
-    add("--val-split", type=float, default=0.2, help="as train.py, for data without a val split")
+    add(
+        "--val-split",
+        type=float,
+        default=0.2,
+        help="as train.py, for data without a val split; all images: 0 and --task train",
+    )
     add("--group", default="", help="as train.py, for data without a val split")
     add("--strict", action="store_true", help="refuse data in which something looks wrong")
     add("--names", nargs="+", default=[], help="class names of data that have none, in order")
