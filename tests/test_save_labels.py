@@ -13,10 +13,9 @@ import torch
 import detect
 import train
 from data.formats.writers import WRITERS
-from models import build_model
 from tests.support.data_sets import opened
+from tests.support.exporting import lively_detector, save_checkpoint
 from utils.distributed.world import World
-from utils.files import checkpoint_file
 
 CPU = World(torch.device("cpu"))
 NAMES = ["disc", "square", "bar"]
@@ -25,15 +24,8 @@ NAMES = ["disc", "square", "bar"]
 @pytest.fixture(scope="module")
 def weights(tiny_data, micro_model, tmp_path_factory) -> Path:
     """A checkpoint with random weights: it detects much, anywhere."""
-    torch.manual_seed(0)
-    model = build_model(micro_model, 3)
-    with torch.no_grad():
-        for conv in model.head.m:
-            conv.bias += 4.5  # else all scores would be near 0
     path = tmp_path_factory.mktemp("weights") / "best.pt"
-    entries = {"names": NAMES, "config": {"imgsz": 64}, "data": str(tiny_data)}
-    checkpoint_file.save(path, {"model": model.state_dict(), "table": model.table, **entries})
-    return path
+    return save_checkpoint(path, lively_detector(micro_model), data=str(tiny_data))
 
 
 @pytest.fixture

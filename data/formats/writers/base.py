@@ -122,6 +122,24 @@ class OpenFile:
         self._stream.close()
 
 
+class ListingWriter(LabelWriter):
+    """Writes one file for each split, which lists its images with their labels."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder, names)
+        self.files: dict[str, OpenFile] = {}
+
+    @abstractmethod
+    def begun(self, split: str) -> OpenFile:
+        """Return the file of a split, with what comes before the first image."""
+
+    def file_of(self, split: str) -> OpenFile:
+        """Return the file of a split, which is begun with its first image."""
+        if split not in self.files:
+            self.files[split] = self.begun(split)
+        return self.files[split]
+
+
 def join(*parts: str) -> str:
     """Return a path of the parts that are not empty.
 

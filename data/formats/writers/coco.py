@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from data.formats.writers.base import LabelWriter, OpenFile, WrittenImage, file_of_split, rounded
+from data.formats.writers.base import ListingWriter, OpenFile, WrittenImage, file_of_split, rounded
 
 
-class CocoWriter(LabelWriter):
+class CocoWriter(ListingWriter):
     """Writes the boxes, polygons and ignore regions of images in `images/train/`."""
 
     title: ClassVar[str] = "COCO JSON"
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
-        self._annotations: dict[str, OpenFile] = {}
         self._images: dict[str, list[str]] = defaultdict(list)  # as JSON
 
+    def begun(self, split: str) -> OpenFile:
+        place = file_of_split("instances", split, ".json")
+        file = OpenFile(self.folder / "annotations" / place)
+        file.write('{"annotations": [')
+        return file
+
     def write(self, image: WrittenImage) -> None:
-        if image.split not in self._annotations:
-            place = file_of_split("instances", image.split, ".json")
-            file = OpenFile(self.folder / "annotations" / place)
-            file.write('{"annotations": [')
-            self._annotations[image.split] = file
-        file = self._annotations[image.split]
+        file = self.file_of(image.split)
         listed = self._images[image.split]
 
         width, height = image.size
@@ -57,7 +57,7 @@ class CocoWriter(LabelWriter):
             _json({"id": number, "name": name, "supercategory": ""})
             for number, name in enumerate(self.names, 1)
         ]
-        for split, file in self._annotations.items():
+        for split, file in self.files.items():
             file.write("\n],\n")
             file.write(f'"images": [\n{_lines(self._images[split])}\n],\n')
             file.write(f'"categories": [\n{_lines(categories)}\n]}}\n')

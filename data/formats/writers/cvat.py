@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from data.formats.writers.base import (
     IGNORE_REGIONS,
-    LabelWriter,
+    ListingWriter,
     OpenFile,
     WrittenBox,
     WrittenImage,
@@ -20,7 +20,7 @@ from data.formats.writers.base import (
 from data.formats.writers.xml_text import attributes, element, require_writable
 
 
-class CvatWriter(LabelWriter):
+class CvatWriter(ListingWriter):
     """Writes boxes and polygons. CVAT finds the image of a task by the name in the file."""
 
     title: ClassVar[str] = "CVAT XML 1.1"
@@ -29,16 +29,12 @@ class CvatWriter(LabelWriter):
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
         require_writable(self.names)
-        self._files: dict[str, OpenFile] = {}
 
     def image_place(self, name: str, split: str) -> str:
         return join("images", name)
 
     def write(self, image: WrittenImage) -> None:
-        if image.split not in self._files:
-            self._files[image.split] = self._begun(image.split)
-        file = self._files[image.split]
-
+        file = self.file_of(image.split)
         width, height = image.size
         known = {"id": file.entries, "name": image.name, "width": width, "height": height}
         file.entries += 1
@@ -47,8 +43,7 @@ class CvatWriter(LabelWriter):
             file.write(f"    {self._shape(box)}\n")
         file.write("  </image>\n")
 
-    def _begun(self, split: str) -> OpenFile:
-        """Return the file of a split, after the list of labels."""
+    def begun(self, split: str) -> OpenFile:
         file = OpenFile(self.folder / file_of_split("annotations", split, ".xml"))
         labels = "".join(f"<label>{element('name', name)}</label>" for name in self.names)
         file.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n')
@@ -74,6 +69,6 @@ class CvatWriter(LabelWriter):
         return f"<box {attributes(known | corners | {'z_order': 0})}/>"
 
     def close(self) -> None:
-        for file in self._files.values():
+        for file in self.files.values():
             file.write("</annotations>\n")
             file.close()

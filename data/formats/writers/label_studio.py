@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from data.formats.writers.base import (
     IGNORE_REGIONS,
-    LabelWriter,
+    ListingWriter,
     OpenFile,
     WrittenBox,
     WrittenImage,
@@ -28,7 +28,7 @@ PERCENT_DIGITS = 7
 MODEL = "kestrel"  # the model version of predictions
 
 
-class LabelStudioWriter(LabelWriter):
+class LabelStudioWriter(ListingWriter):
     """Writes `tasks.json`, or a file for each split, and `labeling_config.xml`."""
 
     title: ClassVar[str] = "Label Studio JSON"
@@ -37,15 +37,13 @@ class LabelStudioWriter(LabelWriter):
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
         require_writable(self.names)
-        self._files: dict[str, OpenFile] = {}
+
+    def begun(self, split: str) -> OpenFile:
+        file = OpenFile(self.folder / file_of_split("tasks", split, ".json"))
+        file.write("[")
+        return file
 
     def write(self, image: WrittenImage) -> None:
-        if image.split not in self._files:
-            place = file_of_split("tasks", image.split, ".json")
-            file = OpenFile(self.folder / place)
-            file.write("[")
-            self._files[image.split] = file
-
         regions = [self._region(box, number, image) for number, box in enumerate(image.boxes)]
         place = quote(self.image_place(image.name, image.split))
         task: dict[str, object] = {"data": {"image": f"/data/local-files/?d={place}"}}
@@ -55,7 +53,7 @@ class LabelStudioWriter(LabelWriter):
             task["predictions"] = [{"model_version": MODEL, "score": mean, "result": regions}]
         else:
             task["annotations"] = [{"result": regions}]
-        self._files[image.split].add(json.dumps(task))
+        self.file_of(image.split).add(json.dumps(task))
 
     def _region(self, box: WrittenBox, number: int, image: WrittenImage) -> dict[str, object]:
         width, height = image.size
@@ -86,7 +84,7 @@ class LabelStudioWriter(LabelWriter):
         return region
 
     def close(self) -> None:
-        for file in self._files.values():
+        for file in self.files.values():
             file.write("\n]\n")
             file.close()
 
