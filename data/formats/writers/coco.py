@@ -7,13 +7,13 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from data.formats.writers.base import ListingWriter, OpenFile, WrittenImage, file_of_split, rounded
+from data.formats.writers.base import ListingWriter, OpenFile, WrittenImage, file_of_split
 
 
 class CocoWriter(ListingWriter):
-    """Writes the boxes, polygons and ignore regions of images in `images/train/`."""
+    """Writes the boxes, polygons and ignore regions of images in `images/train/`, bit for bit."""
 
     title: ClassVar[str] = "COCO JSON"
 
@@ -34,27 +34,27 @@ class CocoWriter(ListingWriter):
         width, height = image.size
         image_id = len(listed) + 1
         entry = {"id": image_id, "file_name": image.name, "width": width, "height": height}
-        listed.append(_json(entry))
+        listed.append(json.dumps(entry))
         for box in image.boxes:
             annotation: dict[str, object] = {
                 "id": file.entries + 1,
                 "image_id": image_id,
                 "category_id": box.class_index + 1,
-                "bbox": rounded(box.box_xywh),
-                "area": round(box.area, 6),
+                "bbox": list(box.box_xywh),
+                "area": box.area,
                 "iscrowd": int(box.crowd),
                 "segmentation": [],
             }
             if box.outline:
                 corners = [value for point in box.outline for value in point]
-                annotation["segmentation"] = [rounded(corners)]
+                annotation["segmentation"] = [corners]
             if box.score is not None:
-                annotation["score"] = round(box.score, 6)
-            file.add(_json(annotation))
+                annotation["score"] = box.score
+            file.add(json.dumps(annotation))
 
     def close(self) -> None:
         categories = [
-            _json({"id": number, "name": name, "supercategory": ""})
+            json.dumps({"id": number, "name": name, "supercategory": ""})
             for number, name in enumerate(self.names, 1)
         ]
         for split, file in self.files.items():
@@ -62,10 +62,6 @@ class CocoWriter(ListingWriter):
             file.write(f'"images": [\n{_lines(self._images[split])}\n],\n')
             file.write(f'"categories": [\n{_lines(categories)}\n]}}\n')
             file.close()
-
-
-def _json(entry: dict[str, Any]) -> str:
-    return json.dumps(entry)
 
 
 def _lines(entries: list[str]) -> str:

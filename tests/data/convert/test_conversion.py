@@ -119,6 +119,15 @@ def test_each_format_is_read_back_with_equal_boxes(tmp_path, kind):
     assert result.lost["polygon"] <= (polygons(before) if kind in WITHOUT_POLYGONS else 1)
 
 
+def test_coco_json_keeps_boxes_and_areas_bit_for_bit(tmp_path):
+    source = coco_set(tmp_path / "source")
+    converted(source, tmp_path / "out", "--to", "coco", "--cache-dir", tmp_path / "cache")
+    before = opened(source, cache=tmp_path / "cache").labels["train"]
+    after = opened(tmp_path / "out", cache=tmp_path / "cache").labels["train"]
+    for name in ("boxes_xywh", "areas", "crowd", "classes", "points"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+
+
 def test_a_chain_of_conversions_keeps_the_boxes(tmp_path):
     """Through all formats, and back to the first."""
     cache = tmp_path / "cache"
