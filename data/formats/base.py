@@ -29,6 +29,7 @@ class ListedImage(NamedTuple):
     box_row_length: int = 0
     dropped_rows: int = 0  # unusable rows of the image that were found then
     problems: Sequence[Problem] = ()  # that were found then
+    split: str = ""  # that the list puts it into, as the tool calls it
 
 
 class SourceImages(NamedTuple):

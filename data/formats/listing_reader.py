@@ -150,6 +150,7 @@ def _listed(
         converted=rows.converted,
         dropped_rows=dropped,
         problems=problems,
+        split=image.split,
     )
 
 

@@ -5,12 +5,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from data.dataset_yaml import DataSpec, read_data_yaml
+from data.dataset_yaml import SPLITS, DataSpec, read_data_yaml
 from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
 from data.images import read_lines
-from data.layouts.base import UNASSIGNED, Choices, Layout
+from data.layouts.base import UNASSIGNED, Choices, Layout, split_of_path
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
 from data.layouts.similar import similar_groups
@@ -20,10 +21,17 @@ from utils.files.writers import write_text, write_yaml
 from utils.printable import counted, excerpt, printable
 
 YAML_NAME = "data.yaml"
-TRAIN_LIST = "train.txt"
-VAL_LIST = "val.txt"
+LISTS = {split: f"{split}.txt" for split in SPLITS}
 SHOWN_NAMES = 100  # characters
 Splits = Mapping[str, Sequence[Path]]
+
+
+class PlacedImage(NamedTuple):
+    """An image, its name below the folder of its data set, and the split of the tool."""
+
+    path: str
+    name: str
+    split: str
 
 
 def write_data_set(
@@ -57,29 +65,39 @@ def write_data_set(
     if len(layouts) > 1 or choices.merge:
         notes.append(f"together {_classes_text(classes.names)}")
 
-    # The images that are held out.
-    held_out = None
-    if "train" in splits and "val" not in splits and choices.val_split:
-        names = _image_names(layouts, splits["train"], classes)
+    # Lists of images: those of the tool's own splits, and of images that are held out.
+    lists: dict[str, list[str]] = {}
+    images = _images_to_be_divided(layouts, splits, classes, choices.val_split)
+    divided = _divided(images)
+    wants_val = "val" not in {*splits, *divided} and choices.val_split > 0
+    if len(divided) > 1 or (wants_val and divided):
+        lists = {split: sorted(names) for split, names in divided.items()}
+        lists |= _images_of_splits(layouts, splits, classes)
+        labels = labels or _labels_of_lists(layouts, splits, classes)
+    if wants_val and divided:
+        names = divided["train"]
         similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
         held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
-        labels = labels or _labels_of_lists(splits["train"], classes)
-        split, *others = _notes_of_hold_out(held_out, similar, choices.val_split, folder)
-        notes = [*notes[:-1], "; ".join([*notes[-1:], split]), *others]
+        lists |= {"train": held_out.train, "val": held_out.val}
+        first, *further = _notes_of_hold_out(held_out, similar, choices.val_split, folder)
+        notes = [*notes[:-1], "; ".join([*notes[-1:], first]), *further]
 
     if unused:
         notes.append(f"not used, because they are in no split: {_shown(unused)}")
+    left_out = len(images) - sum(len(names) for names in divided.values())
+    if left_out:
+        notes.append(f"not used, because they are in no split: {counted(left_out, 'image')}")
 
-    entries = _entries(splits, held_out, labels, classes)
+    entries = _entries(splits, lists, labels, classes)
     if keypoints is not None:
         entries["kpt_shape"] = list(keypoints)
-    file = _write(folder, entries, held_out)
+    file = _write(folder, entries, lists)
     return replace(read_data_yaml(file), notes=tuple(notes), is_written=True)
 
 
 def copy_to(spec: DataSpec, folder: Path) -> None:
     """Copy the YAML that `write_data_set` has written, and its lists, into a folder."""
-    for name in (YAML_NAME, TRAIN_LIST, VAL_LIST):
+    for name in (YAML_NAME, *LISTS.values()):
         file = spec.file.with_name(name)
         if file.exists():
             shutil.copyfile(file, folder / name)
@@ -133,45 +151,91 @@ def _keypoints(layouts: Sequence[Layout]) -> tuple[int, int] | None:
     return layouts[0].keypoints
 
 
-def _image_names(
-    layouts: Sequence[Layout], train: Sequence[Path], classes: Classes
-) -> dict[str, str]:
-    """Return the paths of all training images, each with its name below its data set.
+def _images_to_be_divided(
+    layouts: Sequence[Layout],
+    splits: Splits,
+    classes: Classes,
+    val_split: float,
+) -> list[PlacedImage]:
+    """Return the training images that may be in several splits, none if there are no such ones.
+
+    Those are all training images if some are to be held out, or if a tool's file may divide them.
 
     Raises ValueError if there are none.
     """
-    names: dict[str, str] = {}
+    train = splits.get("train", ())
+    may_divide = any(
+        format_of(source).lists_images
+        for layout in layouts
+        for source in layout.splits.get(UNASSIGNED, ())
+    )
+    holds_out = "val" not in splits and val_split > 0
+    if not train or not (holds_out or may_divide):
+        return []
+    images, problems = _images(layouts, train, classes)
+    if not images:
+        first = first_of(problems)
+        reason = f"; the first problem is {first}" if first else ""
+        raise ValueError(f"no images in {_shown(train)}{reason}")
+    return images
+
+
+def _divided(images: Sequence[PlacedImage]) -> dict[str, dict[str, str]]:
+    """Return the names of images by their paths, by split.
+
+    Those that the tool has put into no split are in train, unless others are.
+    """
+    divided: dict[str, dict[str, str]] = {}
+    for image in images:
+        divided.setdefault(split_of_path([image.split]), {})[image.path] = image.name
+    unassigned = divided.pop(UNASSIGNED, {})
+    if unassigned and "train" not in divided:
+        divided["train"] = unassigned
+    return divided
+
+
+def _images_of_splits(
+    layouts: Sequence[Layout], splits: Splits, classes: Classes
+) -> dict[str, list[str]]:
+    """Return lists of the images of all splits but train: sources cannot stand beside lists."""
+    lists = {}
+    for split, sources in splits.items():
+        if split != "train":
+            images, _ = _images(layouts, sources, classes)
+            lists[split] = sorted(image.path for image in images)
+    return lists
+
+
+def _images(
+    layouts: Sequence[Layout], sources: Sequence[Path], classes: Classes
+) -> tuple[list[PlacedImage], list[Problem]]:
+    """Return the images of sources, and the problems of reading them."""
+    images: dict[str, PlacedImage] = {}
     problems: list[Problem] = []
     for layout, found in zip(layouts, classes.of_layout, strict=True):
-        for source in train:
-            if source not in _sources(layout):
+        own = {source for group in layout.splits.values() for source in group}
+        for source in sources:
+            if source not in own:
                 continue
             read_as = list(layout.label_names.get(source, found.names))
             contents = format_of(source).images(source, read_as)
             for image in contents.images:
-                relative = os.path.relpath(image.path, layout.root)
-                names.setdefault(image.path, relative.replace(os.sep, "/"))
+                relative = os.path.relpath(image.path, layout.root).replace(os.sep, "/")
+                images.setdefault(image.path, PlacedImage(image.path, relative, image.split))
             problems += contents.problems
-    if not names:
-        first = first_of(problems)
-        reason = f"; the first problem is {first}" if first else ""
-        raise ValueError(f"no images in {_shown(train)}{reason}")
-    return names
+    return list(images.values()), problems
 
 
-def _sources(layout: Layout) -> set[Path]:
-    return {source for sources in layout.splits.values() for source in sources}
-
-
-def _labels_of_lists(sources: Sequence[Path], classes: Classes) -> Sequence[Path]:
-    """Return the sources that lists of their images need.
+def _labels_of_lists(layouts: Sequence[Layout], splits: Splits, classes: Classes) -> Sequence[Path]:
+    """Return the sources of the labels that lists of images need.
 
     YOLO's label files are found without them, if their classes are those of the data set.
     """
+    sources = [source for group in splits.values() for source in group]
     is_yolo = all(format_of(source) is YOLO_TEXT for source in sources)
     if is_yolo and not classes.label_names:
         return ()
-    return sources
+    return [label for layout in layouts for label in layout.label_sources if label in sources]
 
 
 def _notes_of_hold_out(
@@ -191,9 +255,8 @@ def _notes_of_hold_out(
     if copies:
         notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
 
-    moved = _in_list(folder / VAL_LIST, held_out.train) + _in_list(
-        folder / TRAIN_LIST, held_out.val
-    )
+    moved = _in_list(folder / LISTS["val"], held_out.train)
+    moved += _in_list(folder / LISTS["train"], held_out.val)
     if moved:
         notes.append(
             f"{counted(moved, 'image')} in another split than the last time: new images have "
@@ -230,22 +293,23 @@ def _shown(paths: Sequence[Path]) -> str:
 
 
 def _entries(
-    splits: Splits, held_out: HeldOut | None, labels: Sequence[Path], classes: Classes
+    splits: Splits,
+    lists: Mapping[str, Sequence[str]],
+    labels: Sequence[Path],
+    classes: Classes,
 ) -> dict[str, object]:
     """Return the entries of a data YAML.
 
     Args:
         splits: the sources of each split.
-        held_out: lists of images that replace those of train and val.
+        lists: of the images of all splits, in place of the sources; none of them otherwise.
         labels: the sources of the labels of these lists.
         classes: of the data set.
     """
-    entries: dict[str, object] = {}
-    for split, sources in splits.items():
-        entries[split] = [str(source) for source in sources]
-    if held_out is not None:
-        entries["train"] = TRAIN_LIST
-        entries["val"] = VAL_LIST
+    entries: dict[str, object] = {split: LISTS[split] for split in lists}
+    if not lists:
+        for split, sources in splits.items():
+            entries[split] = [str(source) for source in sources]
     if labels:
         entries["labels"] = [str(source) for source in labels]
     entries["names"] = dict(enumerate(classes.names))
@@ -256,12 +320,11 @@ def _entries(
     return entries
 
 
-def _write(folder: Path, entries: dict[str, object], held_out: HeldOut | None) -> Path:
+def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequence[str]]) -> Path:
     """Write the YAML of a data set, and its lists of images; return the path of the YAML."""
     make_folder(folder, "--cache-dir")
-    if held_out is not None:
-        for name, paths in ((TRAIN_LIST, held_out.train), (VAL_LIST, held_out.val)):
-            write_text(folder / name, "".join(f"{path}\n" for path in paths))
+    for split, paths in lists.items():
+        write_text(folder / LISTS[split], "".join(f"{path}\n" for path in paths))
     file = folder / YAML_NAME
     write_yaml(file, entries)
     return file

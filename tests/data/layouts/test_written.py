@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +161,83 @@ def test_numbers_in_use_of_several_data_sets_are_joined():
         for path, names in ((image, ("0", "1")[:count]) for image, count in (("a", 1), ("b", 2)))
     ]
     assert joined_classes(layouts).names == ("0", "1")
+
+
+# ---------------------------------------------------------------------- splits of the tool
+
+
+def cvat_export(root, subsets):
+    """A project export of CVAT: one file, an image for each of these subsets, a box in each."""
+    image_folder(root, len(subsets), names="")
+    lines = []
+    for number, subset in enumerate(subsets):
+        (root / f"{number}.txt").unlink()
+        box = '<box label="cat" xtl="1" ytl="1" xbr="5" ybr="5"/>'
+        size = 'width="8" height="8"'
+        name = f'id="{number}" name="{number}.png"'
+        lines.append(f'<image {name} subset="{subset}" {size}>{box}</image>')
+    text = f"<annotations><meta/>{''.join(lines)}</annotations>"
+    (root / "annotations.xml").write_text(text)
+    return root
+
+
+def images_of(dataset, split):
+    labels = dataset.labels[split]
+    return [Path(labels.path(index)).name for index in range(len(labels))]
+
+
+def test_subsets_of_a_file_are_its_splits(tmp_path):
+    subsets = ("Train", "Validation", "train", "Test", "Train")
+    said = []
+    dataset = opened(cvat_export(tmp_path / "set", subsets), cache=tmp_path / "cache", said=said)
+    assert images_of(dataset, "train") == ["0.png", "2.png", "4.png"]
+    assert images_of(dataset, "val") == ["1.png"]
+    assert len(dataset.labels["train"].classes) == 3
+    assert "held out" not in " ".join(said)
+
+    # The run's own copy has all of them.
+    run = tmp_path / "run"
+    run.mkdir()
+    dataset.save(run)
+    again = opened(run / "data.yaml", cache=tmp_path / "cache")
+    assert images_of(again, "val") == ["1.png"]
+    assert again.read("test").path(0).endswith("3.png")
+
+
+def test_images_are_held_out_of_the_subset_train(tmp_path):
+    source = cvat_export(tmp_path / "set", ["Train"] * 6 + ["Test", "default"])
+    said = []
+    dataset = opened(source, cache=tmp_path / "cache", said=said)
+    assert len(dataset.labels["train"]) + len(dataset.labels["val"]) == 6
+    assert "of 6 images held out" in said[0]
+    assert "not used, because they are in no split: 1 image" in said
+
+
+def test_subsets_that_name_no_split_are_one(tmp_path):
+    source = cvat_export(tmp_path / "set", ["default"] * 3 + ["batch 2"] * 3)
+    dataset = opened(source, cache=tmp_path / "cache")
+    assert len(dataset.labels["train"]) + len(dataset.labels["val"]) == 6
+
+
+def test_file_without_the_subset_train_is_refused(tmp_path):
+    source = cvat_export(tmp_path / "set", ["Validation", "Test"])
+    with pytest.raises(ValueError, match=r"has no 'train' \(it has: val, test\)"):
+        opened(source, cache=tmp_path / "cache")
+
+
+def test_test_split_beside_held_out_images_is_read(tmp_path):
+    """The lists of held-out images take their labels from the files of all splits."""
+    for split in ("train", "test"):
+        folder = coco_folder(tmp_path / "set" / split, "cat")
+        for image in folder.glob("*.png"):  # differ between the splits
+            image.rename(folder / f"{split}-{image.name}")
+        document = json.loads((folder / "boxes.json").read_text())
+        for image in document["images"]:
+            image["file_name"] = f"{split}-{image['file_name']}"
+        (folder / "boxes.json").write_text(json.dumps(document))
+    dataset = opened(tmp_path / "set", cache=tmp_path / "cache")
+    assert [len(dataset.labels[split]) for split in ("train", "val")] == [1, 1]
+    assert len(dataset.read("test").classes) == 2
 
 
 # ---------------------------------------------------------------------- renamed classes
