@@ -21,6 +21,8 @@ from data.convert.conversion import COPY, IMAGES, Converted, convert
 from data.dataset_yaml import SPLITS
 from data.formats.writers import WRITERS
 from data.labels import Labels
+from data.layouts import is_other_path
+from data.layouts.archives import is_archive
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.printable import counted
@@ -71,10 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
 
 
 def refuse_inside(out: Path, source: Sequence[str]) -> None:
-    """Raise ValueError if OUT is in a folder that is read: its images would become images of it."""
+    """Raise ValueError if OUT is in a folder that is read: its images would become images of it.
+
+    A tool's file finds images in its folder; a YAML and an archive do not.
+    """
     target = out.resolve()
     for name in source:
         folder = Path(name).resolve()
+        if is_other_path(name) and not folder.is_dir() and not is_archive(folder):
+            folder = folder.parent
         if folder.is_dir() and folder in (target, *target.parents):
             raise ValueError(f"{out} is in {name}, which is read: choose a folder outside of it")
 

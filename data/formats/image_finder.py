@@ -23,6 +23,7 @@ CASE_IGNORED = "with other capital letters"
 FOUND_BESIDE = "in folders beside that of the file"
 PREFIX_DROPPED = "without the prefix of Label Studio"
 
+IMAGES = "images"  # the folder beside the file that CVAT's names are relative to
 LABEL_STUDIO_PREFIX = re.compile(r"^[0-9a-f]{8}-(?=.)")
 ADDRESS = re.compile(r"^(?:file:|[A-Za-z][A-Za-z0-9+.-]+:/)/*")  # a drive has one letter
 LOCAL_FILE = re.compile(r"/local-files/\?(?:.*&)?d=([^&]*)")  # of Label Studio
@@ -37,8 +38,9 @@ class ImageFinder:
     """Finds images by the names that a label file gives them.
 
     A name that is the path of an image as it stands means that image, wherever it lies, as in a
-    list of images. Otherwise only images in the folder of the label file and its subfolders are
-    found, or, if there are none, those beside it: `..` in a name leads nowhere.
+    list of images; also one in the folder `images` beside the file, as CVAT writes them. Otherwise
+    only images in the folder of the label file and its subfolders are found, or, if there are none,
+    those beside it: `..` in a name leads nowhere.
 
     `rules` counts how names were found that are not the path of a file as they stand.
     """
@@ -58,9 +60,10 @@ class ImageFinder:
         """
         if "\0" in name:
             return None
-        direct = os.path.abspath(os.path.join(self.folder, name))
-        if is_image_name(direct) and os.path.isfile(direct):
-            return direct
+        for folder in (self.folder, self.folder / IMAGES):
+            direct = os.path.abspath(os.path.join(folder, name))
+            if is_image_name(direct) and os.path.isfile(direct):
+                return direct
 
         for plain, rules in _readings(name):
             parts = [part for part in plain.split("/") if part not in ("", ".")]

@@ -16,6 +16,7 @@ ANNOTATIONS = ("Annotations", "annotations", "labels", "xml", "xmls")
 IMAGE_FOLDERS = ("images", IMAGES)
 # the second column of a list for one class: absent, only difficult objects, present
 LABEL_MAP = "labelmap.txt"
+BACKGROUND = "background"  # in it, which is no class
 COLUMN = ("-1", "0", "1")
 START_BYTES = 4096  # of a list, to see whether it has ids
 
@@ -105,7 +106,7 @@ def label_map_names(folder: Path) -> ClassNames | None:
         return None
     lines = [line for line in read_lines(file) if line.strip() and not line.startswith("#")]
     names = [line.rsplit(":", 3)[0].strip() for line in lines]
-    return ClassNames(tuple(name for name in names if name != "background"), str(file))
+    return ClassNames(tuple(name for name in names if name != BACKGROUND), str(file))
 
 
 def _images_folder(file: Path) -> Path:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 
 from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
+from data.labels import MIN_BOX_SIDE
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, with_number
@@ -45,12 +46,19 @@ class DetectionLabels:
 
 
 def _boxes(detections: ImageDetections) -> list[WrittenBox]:
-    boxes = []
+    """Return the boxes of detections, highest score first.
+
+    Those without area, and those equal to one of a higher score, are left out, as readers of labels
+    would: clipped to the image, different boxes may become equal.
+    """
+    boxes: dict[tuple[object, ...], WrittenBox] = {}
     columns = (detections.class_ids, detections.boxes_xyxy, detections.scores)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for class_index, (left, top, right, bottom), score in rows:
         width = right - left
         height = bottom - top
+        if min(width, height) < MIN_BOX_SIDE:
+            continue
         box = WrittenBox(class_index, (left, top, width, height), area=width * height, score=score)
-        boxes.append(box)
-    return boxes
+        boxes.setdefault((class_index, box.box_xywh), box)
+    return list(boxes.values())

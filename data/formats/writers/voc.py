@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from data.formats.voc.folders import LABEL_MAP
+from data.formats.voc.folders import BACKGROUND, LABEL_MAP
 from data.formats.writers.base import (
     POLYGONS,
     LabelWriter,
@@ -73,5 +73,7 @@ class VocWriter(LabelWriter):
             if split:
                 text = "".join(f"{stem}\n" for stem in stems)
                 self.write_file(f"ImageSets/Main/{split}.txt", text)
-        rows = "".join(f"{name}:::\n" for name in self.names)
-        self.write_file(LABEL_MAP, f"# label:color_rgb:parts:actions\n{rows}")
+        # Names that the list of CVAT gives another meaning are only in the labels.
+        if not any(name == BACKGROUND or name.startswith("#") for name in self.names):
+            rows = "".join(f"{name}:::\n" for name in self.names)
+            self.write_file(LABEL_MAP, f"# label:color_rgb:parts:actions\n{rows}")

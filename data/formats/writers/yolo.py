@@ -1,5 +1,8 @@
 """Write YOLO's label files: `class cx cy w h`, or a polygon, in fractions of the image.
 
+YOLOv5 and Ultralytics read a file with a polygon as a file of polygons, so the boxes in it are
+written by their four corners.
+
 The row of a polygon may look like a box with keypoints. Readers tell them apart by all rows of a
 split (data/formats/yolo_values.py): rows of keypoints have the same number of values. So of two
 polygons in a row that look so one has a corner twice.
@@ -52,11 +55,12 @@ class YoloWriter(LabelWriter):
 
     def write(self, image: WrittenImage) -> None:
         rows = []
+        has_polygons = any(box.outline for box in image.boxes)
         for box in image.boxes:
-            values = _polygon(box, image.size) if box.outline else _box(box, image.size)
-            if box.outline and may_be_keypoints([box.class_index, *values]):
+            values = _polygon(box, image.size) if has_polygons else _box(box, image.size)
+            if has_polygons and may_be_keypoints([box.class_index, *values]):
                 values = self._distinct(values, image)
-            elif box.outline:
+            elif has_polygons:
                 self._polygons.setdefault(image.split, Polygons()).clear = True
             rows.append(_row(box, values))
         self._write_rows(image, rows)
@@ -98,9 +102,13 @@ def _row(box: WrittenBox, values: list[float]) -> str:
 
 
 def _polygon(box: WrittenBox, size: tuple[int, int]) -> list[float]:
-    """Return the corners of a polygon; size: width and height of the image."""
+    """Return the corners of a polygon, or of a box; size: width and height of the image."""
     width, height = size
-    return [value for x, y in box.outline for value in (x / width, y / height)]
+    left, top, box_width, box_height = box.box_xywh
+    right = left + box_width
+    bottom = top + box_height
+    corners = box.outline or [(left, top), (right, top), (right, bottom), (left, bottom)]
+    return [value for x, y in corners for value in (x / width, y / height)]
 
 
 def _box(box: WrittenBox, size: tuple[int, int]) -> list[float]:

@@ -169,3 +169,13 @@ def test_folders_and_pipes_are_no_images(tmp_path: Path) -> None:
     assert found.find("folder.jpg") is None
     assert found.find("loop/loop/a.jpg") == str(tmp_path / "loop" / "loop" / "a.jpg")
     assert [path for path in found.images if path.endswith("a.jpg")] == [str(tmp_path / "a.jpg")]
+
+
+def test_name_in_a_folder_images_beside_the_file_is_not_ambiguous(tmp_path):
+    """CVAT's names are relative to images/, in which subfolders may have the same name."""
+    for folder in ("images", "images/b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.png").write_bytes(b"")
+    finder = ImageFinder(tmp_path / "annotations.xml")
+    assert finder.find("a.png") == str(tmp_path / "images" / "a.png")
+    assert finder.find("b/a.png") == str(tmp_path / "images" / "b" / "a.png")

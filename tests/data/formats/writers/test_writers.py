@@ -29,13 +29,20 @@ def files(folder):
 
 def test_yolo(tmp_path):
     """cx = (10 + 30 / 2) / 100 = 0.25, cy = (20 + 40 / 2) / 200 = 0.2, w = 0.3, h = 0.2."""
-    written(tmp_path, "yolo", BOX, TRIANGLE)
+    written(tmp_path, "yolo", BOX)
     assert files(tmp_path) == ["data.yaml", "labels/train/a.txt"]
     rows = (tmp_path / "labels" / "train" / "a.txt").read_text()
-    assert rows == "0 0.25 0.2 0.3 0.2\n1 0 0 0.5 0 0.25 0.5\n"
+    assert rows == "0 0.25 0.2 0.3 0.2\n"
     assert (tmp_path / "data.yaml").read_text() == (
         'path: .\ntrain: images/train\nnames:\n  0: cat\n  1: a "b" & <c>\n'
     )
+
+
+def test_boxes_beside_a_polygon_have_four_corners_in_yolo(tmp_path):
+    """YOLOv5 reads all rows of a file with a polygon as polygons."""
+    written(tmp_path, "yolo", BOX, TRIANGLE)
+    rows = (tmp_path / "labels" / "train" / "a.txt").read_text()
+    assert rows == "0 0.1 0.1 0.4 0.1 0.4 0.3 0.1 0.3\n1 0 0 0.5 0 0.25 0.5\n"
 
 
 def test_polygons_of_yolo_cannot_be_taken_for_keypoints(tmp_path):
@@ -55,9 +62,9 @@ def test_polygons_of_yolo_cannot_be_taken_for_keypoints(tmp_path):
 
 def test_only_polygon_that_may_be_a_keypoint_becomes_its_box(tmp_path):
     triangle = WrittenBox(0, (60, 120, 30, 60), [(75, 150), (90, 180), (60, 120)])
-    writer = written(tmp_path, "yolo", BOX, triangle)
+    writer = written(tmp_path, "yolo", triangle)
     rows = (tmp_path / "labels" / "train" / "a.txt").read_text()
-    assert rows == "0 0.25 0.2 0.3 0.2\n0 0.75 0.75 0.3 0.3\n"
+    assert rows == "0 0.75 0.75 0.3 0.3\n"
     assert writer.lost == {"polygon": 1}
 
     # Beside a polygon that cannot be one it stays.
