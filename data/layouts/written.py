@@ -66,15 +66,16 @@ def write_data_set(
         notes.append(f"together {_classes_text(classes.names)}")
 
     # Lists of images: those of the tool's own splits, and of images that are held out.
-    lists: dict[str, list[str]] = {}
     images = _images_to_be_divided(layouts, splits, classes, choices.val_split)
     divided = _divided(images)
     wants_val = "val" not in {*splits, *divided} and choices.val_split > 0
-    if len(divided) > 1 or (wants_val and divided):
+    holds_out = wants_val and "train" in divided
+    lists: dict[str, list[str]] = {}
+    if holds_out or any(split != "train" for split in divided):
         lists = {split: sorted(names) for split, names in divided.items()}
         lists |= _images_of_splits(layouts, splits, classes)
         labels = labels or _labels_of_lists(layouts, splits, classes)
-    if wants_val and divided:
+    if holds_out:
         names = divided["train"]
         similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
         held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
@@ -82,11 +83,13 @@ def write_data_set(
         first, *further = _notes_of_hold_out(held_out, similar, choices.val_split, folder)
         notes = [*notes[:-1], "; ".join([*notes[-1:], first]), *further]
 
+    # What is left out.
+    in_splits = sum(len(names) for names in divided.values())
     if unused:
         notes.append(f"not used, because they are in no split: {_shown(unused)}")
-    left_out = len(images) - sum(len(names) for names in divided.values())
-    if left_out:
-        notes.append(f"not used, because they are in no split: {counted(left_out, 'image')}")
+    if len(images) > in_splits:
+        left_out = counted(len(images) - in_splits, "image")
+        notes.append(f"not used, because they are in no split: {left_out}")
 
     entries = _entries(splits, lists, labels, classes)
     if keypoints is not None:

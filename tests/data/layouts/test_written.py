@@ -219,9 +219,12 @@ def test_subsets_that_name_no_split_are_one(tmp_path):
     assert len(dataset.labels["train"]) + len(dataset.labels["val"]) == 6
 
 
-def test_file_without_the_subset_train_is_refused(tmp_path):
-    source = cvat_export(tmp_path / "set", ["Validation", "Test"])
-    with pytest.raises(ValueError, match=r"has no 'train' \(it has: val, test\)"):
+@pytest.mark.parametrize(
+    ("subsets", "present"), [(["Validation", "Test"], "val, test"), (["Test", "Test"], "test")]
+)
+def test_file_without_the_subset_train_is_refused(tmp_path, subsets, present):
+    source = cvat_export(tmp_path / "set", subsets)
+    with pytest.raises(ValueError, match=rf"has no 'train' \(it has: {present}\)"):
         opened(source, cache=tmp_path / "cache")
 
 
