@@ -197,6 +197,7 @@ import torch
 from data import Choices, open_data
 from data.formats.writers import WRITERS
 from data.formats.writers.detections import DetectionLabels
+from data.layouts import images_to_detect_in
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
@@ -337,7 +338,7 @@ def validation_images(data: str) -> str:
     if not data:
         raise ValueError(hint)
     try:
-        return str(open_data(data, splits=("val",)).sources("val")[0])
+        return str(images_to_detect_in(open_data(data, splits=("val",)), "val"))
     except ValueError as error:
         raise ValueError(
             f"{hint}; there are no validation images to use instead, because {error}"

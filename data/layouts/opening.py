@@ -11,13 +11,15 @@ from typing import NamedTuple
 from data.dataset_yaml import FOLDER, SPLITS, DataSpec, find_data, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
+from data.formats.registry import YOLO_TEXT, format_of
 from data.layouts.archives import is_archive, unpacked
 from data.layouts.base import Choices, Layout
 from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.recognize import YAML_SUFFIXES, recognize
 from data.layouts.written import write_data_set
 from data.shapes.generate import generate
-from utils.files.folders import cache_folder
+from utils.files.folders import cache_folder, make_folder
+from utils.files.writers import write_text
 from utils.printable import printable
 
 
@@ -75,6 +77,29 @@ def open_data(
     names_of = {source: tuple(spec.label_names.get(source, spec.names)) for source in sources}
     listed = check_listed_names(names_of, spec.root)
     return replace(spec, notes=(*spec.notes, *listed))
+
+
+def images_to_detect_in(spec: DataSpec, split: str, cache_dir: str = "") -> Path:
+    """Return a folder, or a list, of the images of a split, as detect.py takes it as --source.
+
+    Where the split is neither, but several or a file such as a COCO JSON, the list is written
+    below the cache.
+    """
+    sources = spec.sources(split)
+    first = sources[0]
+    is_taken = first.is_dir() or format_of(first) is YOLO_TEXT
+    if len(sources) == 1 and is_taken:
+        return first
+
+    paths = []
+    for source in sources:
+        names = list(spec.label_names.get(source, spec.names))
+        paths += [image.path for image in format_of(source).images(source, names).images]
+    folder = _written_folder(sources, Choices(), cache_folder(cache_dir))
+    make_folder(folder, "--cache-dir")
+    file = folder / f"{split}-images.txt"
+    write_text(file, "".join(f"{path}\n" for path in paths))
+    return file
 
 
 def is_other_path(name: str) -> bool:

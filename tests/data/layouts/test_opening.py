@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data import open_data
+from data.layouts import images_to_detect_in
 from tests.support.data_sets import image_folder, opened
 
 EXPORTS = Path(__file__).parents[4] / "shared" / "fixtures" / "annotation_tools"
@@ -224,3 +226,30 @@ def assert_same_boxes(boxes, wanted):
 def test_export_without_images_is_refused_with_what_to_do(name, tmp_path):
     with pytest.raises(ValueError, match="3 label files and no image; export it with the images"):
         opened(EXPORTS / name, cache=tmp_path / "cache")
+
+
+# ---------------------------------------------------------------------- images to detect in
+
+
+def test_images_to_detect_in_are_a_folder_or_a_list(tmp_path):
+    """What detect.py reads without --source, whatever the val split is."""
+    one = image_folder(tmp_path / "one", 2)
+    two = image_folder(tmp_path / "two", 1)
+    rows = "".join(f"{number}.png,1,1,5,5,dog\n" for number in range(2))
+    (one / "boxes.csv").write_text(f"image,xmin,ymin,xmax,ymax,label\n{rows}")
+    (tmp_path / "list.txt").write_text(f"{two}/0.png\n")
+    expected = {
+        "one": one,
+        "list.txt": tmp_path / "list.txt",
+        "one/boxes.csv": [one / "0.png", one / "1.png"],
+        "[one/boxes.csv, two]": [one / "0.png", one / "1.png", two / "0.png"],
+    }
+    for val, source in expected.items():
+        file = tmp_path / "data.yaml"
+        file.write_text(f"train: one\nval: {val}\nnames: [cat, dog]\n")
+        spec = open_data(str(file), splits=("val",))
+        found = images_to_detect_in(spec, "val", str(tmp_path / "cache"))
+        if isinstance(source, Path):
+            assert found == source
+        else:
+            assert found.read_text() == "".join(f"{path}\n" for path in source)
