@@ -4,6 +4,7 @@ fixed order.
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import torch
 from tests.support.exporting import Exports
 from tests.support.scripted_server import Answer, Server
 from tests.support.tiny_data import draw_tiny_data
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files with many slow tests first, so that no process is left with one at the end."""
+    slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow_tests[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")
