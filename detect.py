@@ -199,7 +199,7 @@ from data.formats.writers import WRITERS
 from data.formats.writers.detections import DetectionLabels
 from data.layouts import images_to_detect_in
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
-from models import LoadedDetector, ReachedLimits, count_text, load
+from models import HighestScore, LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
@@ -263,7 +263,8 @@ def main(args: Namespace) -> Counter[int]:
     watch = Stopwatch()
     decoded_ahead = 1 if is_live(args.source) else AHEAD * args.batch_size
     decoded = prefetch(source, decoded_ahead)
-    results = detect_frames(detector, decoded, args.batch_size, cores, watch)
+    highest = detector.highest_score()
+    results = detect_frames(detector, decoded, args.batch_size, cores, watch, highest)
     detected = prefetch(results, args.batch_size, stop=source.close)
     bar = Progress(detected, total=source.total, title="detect", active=True)
 
@@ -274,6 +275,8 @@ def main(args: Namespace) -> Counter[int]:
         for frame, detections in bar:
             frames += 1
             counts.update(detections.class_ids.tolist())
+            if counts:
+                highest.stop()
             limits.add(detections, frame.name)
             outputs.write(frame, detections)
 
@@ -281,6 +284,8 @@ def main(args: Namespace) -> Counter[int]:
     skipped = f" ({source.skipped} skipped)" if source.skipped else ""
     log.say(f"{counted(frames, 'image')}{skipped}, {count_text(counts, detector.names)}")
     log.say(*limits.sentences())
+    if frames and not counts:
+        log.say(highest.sentence(frames))
     speed = f"{frames / bar.seconds:.1f} images/s; for each image {watch.describe(frames)}"
     log.say(f"{speed}; threads: {detector.threads}")
     log.say(f"results written to {folder}")
@@ -406,6 +411,7 @@ def detect_frames(
     batch_size: int,
     cores: int,
     watch: Stopwatch,
+    highest: HighestScore,
 ) -> Iterator[tuple[Frame, ImageDetections]]:
     """Iterate over the frames with their detections, in order.
 
@@ -415,11 +421,14 @@ def detect_frames(
         batch_size: frames in a batch.
         cores: of the CPU, which the threads share.
         watch: measures the stages of each thread.
+        highest: takes in the scores, until something is found.
     """
 
     def detect(batch: list[Frame]) -> list[tuple[Frame, ImageDetections]]:
         pixels = [frame.image for frame in batch]
-        detections = detector.detect_arrays(pixels, channel_order="bgr", watch=watch)
+        detections = detector.detect_arrays(
+            pixels, channel_order="bgr", watch=watch, highest=highest
+        )
         return list(zip(batch, detections, strict=True))
 
     def take_share_of_cores() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from models.assign.targets import pad_targets
     from models.detector import Detector, build_model, check_shapes, count_parameters
     from models.head_registry import build_loss
+    from models.highest_score import HighestScore
     from models.losses import Loss, LossGains
     from models.python_api import LoadedDetector, load
     from models.result import ReachedLimits, Result, count_text
@@ -24,6 +25,7 @@ __all__, __getattr__ = lazy_listing(
         "assign.targets": ["pad_targets"],
         "detector": ["Detector", "build_model", "check_shapes", "count_parameters"],
         "head_registry": ["build_loss"],
+        "highest_score": ["HighestScore"],
         "losses": ["Loss", "LossGains"],
         "python_api": ["LoadedDetector", "load"],
         "result": ["ReachedLimits", "Result", "count_text"],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.backends import Backend
+from models.highest_score import HighestScore
 from models.image_inputs import ChannelOrder, three_channels
 from models.nms import MAX_CANDIDATES, check_limits, non_max_suppression
 from utils.distributed.devices import wait_for
@@ -100,6 +101,7 @@ class Predictor:
         *,
         channel_order: ChannelOrder,
         watch: Stopwatch | None = None,
+        highest: HighestScore | None = None,
     ) -> ImageDetections: ...
 
     @overload
@@ -109,6 +111,7 @@ class Predictor:
         *,
         channel_order: ChannelOrder,
         watch: Stopwatch | None = None,
+        highest: HighestScore | None = None,
     ) -> list[ImageDetections]: ...
 
     def __call__(
@@ -117,11 +120,13 @@ class Predictor:
         *,
         channel_order: ChannelOrder,
         watch: Stopwatch | None = None,
+        highest: HighestScore | None = None,
     ) -> ImageDetections | list[ImageDetections]:
         """Return the detections of one image, or of each image of a list.
 
         images: uint8 [H, W, 3]; gray images, [H, W] or [H, W, 1], get three equal channels.
-        channel_order: "rgb", or "bgr" as read by OpenCV. watch: measures the stages.
+        channel_order: "rgb", or "bgr" as read by OpenCV. watch: measures the stages. highest: takes
+        in the scores.
 
         Raises: ValueError for anything else, before the first forward pass.
         """
@@ -131,14 +136,18 @@ class Predictor:
 
         if isinstance(images, np.ndarray):
             image = three_channels(images, "the image")
-            return self._detect([image], channel_order, watch)[0]
+            return self._detect([image], channel_order, watch, highest)[0]
 
         checked = [three_channels(image, f"image {i}") for i, image in enumerate(images)]
-        return self._detect(checked, channel_order, watch)
+        return self._detect(checked, channel_order, watch, highest)
 
     @torch.inference_mode()
     def _detect(
-        self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        channel_order: ChannelOrder,
+        watch: Stopwatch,
+        highest: HighestScore | None,
     ) -> list[ImageDetections]:
         """Return the detections of each image. Images of one canvas shape share batches."""
         numbers_by_canvas: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -152,7 +161,7 @@ class Predictor:
             for start in range(0, len(numbers), self.batch_size):
                 batch = numbers[start : start + self.batch_size]
                 batch_images = [images[number] for number in batch]
-                detections = self._detect_on(canvas, batch_images, channel_order, watch)
+                detections = self._detect_on(canvas, batch_images, channel_order, watch, highest)
                 by_number.update(zip(batch, detections, strict=True))
         return [by_number[number] for number in range(len(images))]
 
@@ -162,6 +171,7 @@ class Predictor:
         images: Sequence[NDArray[np.uint8]],
         channel_order: ChannelOrder,
         watch: Stopwatch,
+        highest: HighestScore | None,
     ) -> list[ImageDetections]:
         """Return the detections of images with the same canvas shape, in one forward pass."""
         sizes = [size_of(image) for image in images]
@@ -179,10 +189,13 @@ class Predictor:
 
         with watch("model"):
             inputs = to_device(torch.from_numpy(pixels), self.backend.device, self.backend.dtype)
-            predictions = self.backend.predict(inputs, self.confidence)
+            lowest_needed = highest.lowest_needed if highest else self.confidence
+            predictions = self.backend.predict(inputs, lowest_needed)
             wait_for(self.backend.device)
 
         with watch("postprocess"):
+            if highest:
+                highest.add(predictions.scores)
             placements = [
                 place(size, resized_size, canvas)
                 for size, resized_size in zip(sizes, resized_sizes, strict=True)

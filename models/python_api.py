@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.highest_score import HighestScore
 from models.image_inputs import ChannelOrder, read_input, split_inputs
 from models.loading import canvas_for, combine, fixed_settings_note, join_names, load_backend
 from models.predict import Predictor
@@ -97,6 +98,16 @@ class LoadedDetector:
             self._backend, predictor.confidence, multi_label=predictor.multi_label
         )
 
+    def highest_score(self) -> HighestScore:
+        """Return what keeps the highest score of a run in which nothing is found."""
+        predictor = self.predictor
+        return HighestScore(
+            predictor.confidence,
+            class_ids=predictor.class_ids,
+            multi_label=predictor.multi_label,
+            model_confidence=self._backend.min_confidence,
+        )
+
     def __call__(self, images: Any, *, channel_order: ChannelOrder | None = None) -> Any:
         """Return the `Result` of one image, or a list of them for a list of images.
 
@@ -126,12 +137,13 @@ class LoadedDetector:
         *,
         channel_order: ChannelOrder,
         watch: Stopwatch | None = None,
+        highest: HighestScore | None = None,
     ) -> list[ImageDetections]:
         """Return the detections of each image, without the pixels and names of a `Result`.
 
-        images, channel_order, watch: as for `Predictor`.
+        images, channel_order, watch, highest: as for `Predictor`.
         """
-        return self.predictor(images, channel_order=channel_order, watch=watch)
+        return self.predictor(images, channel_order=channel_order, watch=watch, highest=highest)
 
     def _require_usable_process(self) -> None:
         """Raise ValueError in a forked child process that cannot use the model.

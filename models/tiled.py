@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torchvision.ops import nms
 
 from models.backends import Backend
+from models.highest_score import HighestScore
 from models.image_inputs import ChannelOrder
 from models.nms import MAX_CANDIDATES
 from models.predict import Predictor, size_of
@@ -77,7 +78,11 @@ class TiledPredictor(Predictor):
             self._in_images = partial(self._in_images, **all_classes)
 
     def _detect(
-        self, images: Sequence[NDArray[np.uint8]], channel_order: ChannelOrder, watch: Stopwatch
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        channel_order: ChannelOrder,
+        watch: Stopwatch,
+        highest: HighestScore | None,
     ) -> list[ImageDetections]:
         """Return the detections of each image. Tiles of all images share batches."""
         sizes = [size_of(image) for image in images]
@@ -87,7 +92,7 @@ class TiledPredictor(Predictor):
             for x1, y1, x2, y2 in own_regions:
                 tiles.append(image[y1:y2, x1:x2])
 
-        found = iter(super()._detect(tiles, channel_order, watch))
+        found = iter(super()._detect(tiles, channel_order, watch, highest))
 
         merged = []
         with watch("merging tiles"):

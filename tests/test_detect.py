@@ -23,13 +23,21 @@ from PIL import Image
 
 import detect
 import val
-from models import build_model
+from models import build_model, load
+from tests.support.exporting import (
+    DYNAMIC,
+    MICRO,
+    WITH_NMS,
+    lively_detector,
+    save_checkpoint,
+)
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 NAMES = ["disc", "square", "bar"]
+DUAL = ROOT / "tests" / "tables" / "dual.yaml"
 SAME = [
     "--conf",
     "0.001",
@@ -572,3 +580,70 @@ def test_interrupted_detection_leaves_whole_files(weights, tmp_path, number, sai
         frames += 1
     assert 1 <= frames < 3000
     assert frames >= max(row["frame"] for row in rows)
+
+
+def highest_score(folder: Path) -> float:
+    """The highest score in predictions.csv."""
+    with open(folder / "predictions.csv", newline="") as file:
+        return max(float(row["confidence"]) for row in csv.DictReader(file))
+
+
+BEST = ("--nosave", "--save-csv", "--max-det", "1")  # the best detection of each image
+
+
+def said_score(said: str) -> float:
+    """The highest score that a run without detections said, which it cuts after three digits."""
+    sentence = r"^no object found in 8 images: the highest score is (\S+) \(--conf 1\)$"
+    (shown,) = re.findall(sentence, said, re.MULTILINE)
+    return float(shown)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--augment", "--batch", "3"],
+        ["--half"],
+        ["--classes", "bar"],
+        ["--classes", "bar", "--multi-label"],
+        TILES,
+        [*TILES, "--classes", "disc"],
+    ],
+    ids=" ".join,
+)
+def test_run_without_detections_says_the_highest_score(run, photos, flags, capsys):
+    """It is the score of the best detection that a run without a threshold finds."""
+    expected = highest_score(run("--source", photos, *BEST, *flags, "--conf", "0.001"))
+    assert "no object" not in capsys.readouterr().out
+
+    run("--source", photos, *BEST, *flags, "--conf", "1")
+    said = capsys.readouterr().out.replace(" of the chosen classes", "")
+    assert 0 <= expected - said_score(said) < 0.0011
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "o2o", "o2m", "torchscript", "onnx", "openvino"])
+def test_every_kind_of_model_says_the_highest_score(run, photos, kind, exports, tmp_path, capsys):
+    if kind in ("o2o", "o2m"):
+        file = save_checkpoint(tmp_path / "dual.pt", lively_detector(str(DUAL)))
+        flags = ["--weights", file, "--head", kind]
+    elif kind == "ensemble":
+        files = [tmp_path / "0.pt", tmp_path / "1.pt"]
+        for seed, file in enumerate(files):
+            save_checkpoint(file, lively_detector(str(MICRO), seed))
+        flags = ["--weights", *files]
+    else:
+        flags = ["--weights", exports(kind, *DYNAMIC)]
+    expected = highest_score(run("--source", photos, *BEST, *flags, "--conf", "0.3"))
+    capsys.readouterr()
+
+    run("--source", photos, *BEST, *flags, "--conf", "1")  # no score is above it
+    assert 0 <= expected - said_score(capsys.readouterr().out) < 0.0011
+
+
+def test_file_with_suppression_inside_says_the_scores_that_it_keeps(exports, photos, run, capsys):
+    file = exports("onnx", *WITH_NMS)
+    expected = highest_score(run("--source", photos, *BEST, "--weights", file))
+    run("--source", photos, *BEST, "--weights", file, "--conf", "1")
+    assert 0 <= expected - said_score(capsys.readouterr().out) < 0.0011
+    # Of lower scores it says that they are not known: tests/models/test_highest_score.py
+    assert load(file, device="cpu").highest_score().model_confidence == pytest.approx(0.3)
