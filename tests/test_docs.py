@@ -37,6 +37,7 @@ from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
 from tests.support.exporting import lively_detector, save_checkpoint
+from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.terminal import FaultError
@@ -44,6 +45,7 @@ from utils.terminal import FaultError
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+TOOLS_PAGE = ROOT / "docs" / "annotation_tools.md"
 PAGES = [
     *USER_PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md")),
@@ -416,7 +418,8 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
 SINGLE_PROCESS = [
     command.words
     for command in PYTHON_COMMANDS
-    if command.words[0] == "python"
+    if command.page != TOOLS_PAGE  # each has its own data, see below
+    and command.words[0] == "python"
     and command.words[1] in ("train.py", "val.py", "detect.py")
     and not EXITS & {*command.words}
 ]
@@ -472,6 +475,43 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
         assert list(folder.glob(f"runs/{script}/*/{written}")), (
             f"{shlex.join(words)} wrote no {written}"
         )
+
+
+TOOL_COMMANDS = [command.words for command in commands_of(TOOLS_PAGE)]
+
+
+def test_every_export_of_an_annotation_tool_is_in_the_page():
+    assert [words[words.index("--data") + 1] for words in TOOL_COMMANDS] == list(EXPORTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", TOOL_COMMANDS, ids=lambda words: words[3])
+def test_documented_command_trains_on_an_export(words, small, tmp_path, monkeypatch):
+    """With the export that it names: all images, their boxes and the names of the classes."""
+    opened = []
+    real = train.open_dataset
+
+    def open_and_keep(*arguments: Any, **keywords: Any) -> Any:
+        opened.append(real(*arguments, **keywords))
+        return opened[-1]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "open_dataset", open_and_keep)
+    write_export(words[3])
+    flags = small["train.py"][2:]  # without --data
+    own_cache = ["--cache-dir", str(tmp_path / "cache")]
+    run_in_process(list(words), {"train.py": [*flags, *own_cache]})
+
+    (dataset,) = opened
+    splits = [dataset.labels[split] for split in ("train", "val")]
+    assert [len(split) for split in splits] == [3, 1]
+    assert list(dataset.names) == (["face"] if "wider" in words else ["cat", "dog"])
+    for split in splits:
+        np.testing.assert_allclose(split.boxes_cxcywh_norm(), 0.5, atol=1e-6)
+        for index in range(len(split)):
+            expected = CLASS_OF[Path(split.path(index)).stem] if len(dataset.names) > 1 else 0
+            assert split.classes[index] == expected
+    assert Path("runs/train/exp/weights/best.pt").exists()
 
 
 @pytest.mark.slow
