@@ -436,8 +436,6 @@ def write_named_files(words: list[str], finished: Path) -> None:
 
     For --head it is a checkpoint with two heads.
     """
-    if "m.onnx" in words:
-        words = [*words, "m.pt"]
     for word in words:
         if word.endswith((".pt", ".pth")) and not Path(word).exists():
             Path(word).parent.mkdir(parents=True, exist_ok=True)
@@ -458,8 +456,10 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py", "--project", "finished"], small)
-    commands = [words for words in SINGLE_PROCESS if not MODES & {*words}]
+    commands = dict.fromkeys(words for words in SINGLE_PROCESS if not MODES & {*words})
     assert len(commands) > 20
+    shutil.copy("finished/exp/weights/best.pt", "m.pt")
+    export.run_script(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
     for number, words in enumerate(commands):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -468,7 +468,7 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
             shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
         write_named_files(list(words), tmp_path / "finished/exp")
         if "m.onnx" in words:
-            export.run_script(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
+            shutil.copy(tmp_path / "m.onnx", folder)
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
         written = "*.png" if script == "detect" else "metrics.json"
@@ -521,13 +521,11 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
     data, cache = (
         small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir")
     )
-    commands = [
-        list(command.words)
-        for command in PYTHON_COMMANDS
-        if command.words[:2] == ("python", "export.py")
-    ]
+    commands = dict.fromkeys(
+        command.words for command in PYTHON_COMMANDS if command.words[:2] == ("python", "export.py")
+    )
     assert len(commands) > 4
-    for number, words in enumerate(commands):
+    for number, words in enumerate(map(list, commands)):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
