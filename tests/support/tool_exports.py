@@ -271,6 +271,14 @@ def wider_face(root: Path) -> None:
         write(root / "wider_face_split" / f"wider_face_{split}_bbx_gt.txt", "".join(rows))
 
 
+def make_sense_csv(file: Path) -> None:
+    """Without a header: class, box, name of the image, its size."""
+    draw(file.parent)
+    box = f"{LEFT},{TOP},{BOX_WIDTH},{BOX_HEIGHT}"
+    rows = [f"{name_of(stem)},{box},{stem}.jpg,{WIDTH},{HEIGHT}\n" for stem in STEMS]
+    write(file, "".join(rows))
+
+
 def fiftyone(root: Path) -> None:
     """`fiftyone.types.COCODetectionDataset`: data/ and labels.json."""
     draw(root / "data")
@@ -307,6 +315,7 @@ EXPORTS: dict[str, Callable[[Path], None]] = {
     "open-images/train-annotations-bbox.csv": open_images,
     "dota": dota,
     "wider": wider_face,
+    "photos/labels_my-project.csv": make_sense_csv,
     "makesense": yolo,  # the label files of its archive, put beside the images
     "fiftyone": fiftyone,
     "datumaro": datumaro,
