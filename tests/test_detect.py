@@ -29,6 +29,7 @@ from tests.support.exporting import (
     MICRO,
     WITH_NMS,
     lively_detector,
+    micro_table,
     save_checkpoint,
 )
 from utils.distributed.world import World
@@ -37,7 +38,7 @@ from utils.files import checkpoint_file
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 NAMES = ["disc", "square", "bar"]
-DUAL = ROOT / "tests" / "tables" / "dual.yaml"
+DUAL = micro_table("DualDistanceDetect", "nc", 1, True)
 SAME = [
     "--conf",
     "0.001",
@@ -621,10 +622,15 @@ def test_run_without_detections_says_the_highest_score(run, photos, flags, capsy
     assert 0 <= expected - said_score(said) < 0.0011
 
 
-@pytest.mark.parametrize("kind", ["ensemble", "o2o", "o2m", "torchscript", "onnx", "openvino"])
+EXPORTED = [  # slow where no other test has exported the file
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("torchscript", "onnx", "openvino")
+]
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "o2o", "o2m", *EXPORTED])
 def test_every_kind_of_model_says_the_highest_score(run, photos, kind, exports, tmp_path, capsys):
     if kind in ("o2o", "o2m"):
-        file = save_checkpoint(tmp_path / "dual.pt", lively_detector(str(DUAL)))
+        file = save_checkpoint(tmp_path / "dual.pt", lively_detector(DUAL))
         flags = ["--weights", file, "--head", kind]
     elif kind == "ensemble":
         files = [tmp_path / "0.pt", tmp_path / "1.pt"]
@@ -640,6 +646,7 @@ def test_every_kind_of_model_says_the_highest_score(run, photos, kind, exports, 
     assert 0 <= expected - said_score(capsys.readouterr().out) < 0.0011
 
 
+@pytest.mark.slow
 def test_file_with_suppression_inside_says_the_scores_that_it_keeps(exports, photos, run, capsys):
     file = exports("onnx", *WITH_NMS)
     expected = highest_score(run("--source", photos, *BEST, "--weights", file))
