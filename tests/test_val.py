@@ -303,6 +303,19 @@ def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_pat
         "18",
     ]  # 1 background; 20 boxes less the 2 of image 0
     assert "b\\tb" in table
+    confidence = found.as_dict(["a", "b", "c"])["confidence"]
+    assert table.splitlines()[-1].strip() == f"P and R at confidence {confidence:.3f}"
+
+
+def test_class_without_objects_has_no_metrics(tiny_data, tiny_model):
+    """Not a precision of 0: nothing decides it."""
+    spec = read_data_yaml(tiny_data)
+    names = [*spec.names, "absent"]
+    labels, _ = scan(spec.sources("val"), names, cache_dir=None, threads=1, progress=False)
+    loader = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
+    found = evaluate_split(build_model(tiny_model, 4), loader, CPU, active=False)
+    *_, absent, _ = val.class_table(found, names, verbose=True).splitlines()
+    assert absent.split() == ["absent", "0", "0", "-", "-", "-", "-"]
 
 
 @without_pictures

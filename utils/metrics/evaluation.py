@@ -12,6 +12,8 @@ from utils.metrics.curves import OperatingCurves
 from utils.metrics.records import Detections, GroundTruth
 from utils.printable import printable
 
+UNKNOWN = -1.0  # of a number that no object or detection decides, as in pycocotools
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -45,7 +47,8 @@ class Evaluation:
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the content of metrics.json.
 
-        COCO's 12 numbers, precision, recall, fitness, and the numbers of each class by name.
+        COCO's 12 numbers, precision, recall and the confidence they are at, fitness, and the
+        numbers of each class by name.
         """
         rows = self.coco.per_class
         per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
@@ -53,6 +56,7 @@ class Evaluation:
             **self.coco.stats,
             "precision": self.precision,
             "recall": self.recall,
+            "confidence": self.curves.best_confidence,
             "fitness": self.fitness,
             "per_class": per_class,
         }
@@ -81,7 +85,8 @@ def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) 
     """Return a line for all classes, and one for each if verbose.
 
     Columns: images, instances, P, R, mAP50, mAP50-95. The images of a class are those that contain
-    it; the line for all classes also counts images without objects.
+    it; the line for all classes also counts images without objects. The last line says at which
+    confidence P and R are. A class without objects has none of the four.
     """
     names = [printable(name) for name in names]
     coco = evaluation.coco
@@ -113,5 +118,8 @@ def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) 
             images = int(row["images"])
             instances = int(row["instances"])
             values = precision, recall, row["AP50"], row["AP"]
+            if not instances:
+                values = (UNKNOWN,) * 4
             lines.append(line(names[class_id], images, instances, *values))
+    lines.append(f"{'':>{width}} P and R at confidence {curves.best_confidence:.3f}")
     return "\n".join(lines)
