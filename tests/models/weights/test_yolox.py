@@ -111,6 +111,11 @@ def test_state_alone_and_state_of_ddp_are_read(tmp_path):
         assert all(value.equal(expected[key]) for key, value in found.items())
 
 
+@pytest.fixture(scope="module")
+def nano_state() -> dict[str, torch.Tensor]:
+    return to_yolox_state(build_model("yolox_nano", 4))
+
+
 BN = "backbone.backbone.stem.conv.bn"
 NO_CLASSES = "no weights head.cls_preds.0.weight, which tell the number of classes"
 
@@ -150,14 +155,13 @@ NO_CLASSES = "no weights head.cls_preds.0.weight, which tell the number of class
         ),
         (lambda s: s | {"head.obj_preds.0.bias": 7}, "something else where a tensor should be"),
         (
-            lambda s: s | {f"head.{n}": torch.zeros(1) for n in range(6000)},
+            lambda s: s | dict.fromkeys([f"head.{n}" for n in range(5000)], torch.zeros(1)),
             "more than 5000 tensors",
         ),
     ],
 )
-def test_other_states_are_refused(change, reason, tmp_path):
-    state = to_yolox_state(build_model("yolox_nano", 4))
-    path = save(tmp_path / "a.pth", change(dict(state)))
+def test_other_states_are_refused(change, reason, nano_state, tmp_path):
+    path = save(tmp_path / "a.pth", change(dict(nano_state)))
     with pytest.raises(ValueError, match=re.escape(reason)) as error:
         load_detector(path)
     assert str(error.value).startswith(f"{path}: ")
@@ -171,8 +175,8 @@ def test_other_files_are_not_yolox(content, tmp_path):
     assert not is_yolox(tmp_path / "missing.pth")
 
 
-def test_damaged_file_is_refused_in_one_sentence(tmp_path):
-    path = save(tmp_path / "a.pth", to_yolox_state(build_model("yolox_nano", 4)))
+def test_damaged_file_is_refused_in_one_sentence(nano_state, tmp_path):
+    path = save(tmp_path / "a.pth", nano_state)
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(ValueError, match="without running it") as caught:
         load_yolox(path)
@@ -196,9 +200,7 @@ def top_left(image: np.ndarray, side: int) -> tuple[Tensor, float]:
 @pytest.mark.slow
 @needs_trained_weights
 @pytest.mark.skipif(not COCO128.is_dir(), reason="../shared/datasets/coco128 is missing")
-@pytest.mark.parametrize(
-    ("split", "expected"), [("train", 0.35401), ("val", 0.46061), ("test", 0.37867)]
-)
+@pytest.mark.parametrize(("split", "expected"), [("val", 0.46061), ("test", 0.37867)])
 def test_mean_average_precision_is_that_of_its_authors_code(split, expected):
     """416 px, confidence 0.001, IoU 0.65, 300 detections; by pycocotools. Kestrel's letterbox gives
     more (LOG.md).
