@@ -15,17 +15,19 @@ from models import LossGains, build_loss, build_model
 from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.losses import Loss
+from models.table import read_table
+from tests.support.exporting import MICRO, micro_table
 from training.compiled_loss import compile_loss
 from utils.distributed.world import World
 from utils.nested import tensors_in
 
 CPU = torch.device("cpu")
 NO_AUTOCAST = torch.autocast("cpu", torch.bfloat16, enabled=False)
-FAMILIES = [
-    "yolov5n.yaml",
-    "yolox_nano.yaml",
-    "yolo26n.yaml",
-]  # yolo11n's loss is one half of yolo26n's
+TABLES: dict[str, dict[str, Any]] = {  # one per kind of loss
+    "Detect": read_table(MICRO),
+    "DecoupledDetect": micro_table("DecoupledDetect", "nc"),
+    "DualDistanceDetect": micro_table("DualDistanceDetect", "nc", 1, True),  # twice DistanceDetect
+}
 IMAGES, SIDE, CLASSES = 2, 64, 3
 Graph = Callable[..., Any]
 
@@ -47,9 +49,9 @@ def traced(graph: torch.fx.GraphModule, inputs: Sequence[Tensor | torch.SymInt])
     return graph.forward
 
 
-def build(cfg: str) -> tuple[Detector, Loss]:
+def build(table: str | dict[str, Any]) -> tuple[Detector, Loss]:
     torch.manual_seed(0)
-    model = build_model(cfg, CLASSES).train()
+    model = build_model(table, CLASSES).train()
     return model, build_loss(model.head, LossGains())
 
 
@@ -75,9 +77,9 @@ def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> li
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("cfg", FAMILIES)
-def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(cfg):
-    model, criterion = build(cfg)
+@pytest.mark.parametrize("head", TABLES)
+def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(head):
+    model, criterion = build(TABLES[head])
     message = compile_loss(
         criterion, model, torch.rand(IMAGES, 3, SIDE, SIDE), NO_AUTOCAST, World(CPU)
     )
@@ -105,7 +107,7 @@ class Counted:
 
 
 def test_validation_uses_the_uncompiled_loss():
-    model, criterion = build("yolov5n.yaml")
+    model, criterion = build(str(MICRO))
     halves = (Counted(criterion.assign), Counted(criterion.compute_terms))
     criterion.compiled = halves
     raw = model(torch.rand(IMAGES, 3, SIDE, SIDE))
@@ -121,7 +123,7 @@ def fail(*_: object) -> None:
 
 
 def test_loss_that_cannot_be_compiled_runs_uncompiled_on_all_processes(monkeypatch):
-    model, criterion = build("yolov5n.yaml")
+    model, criterion = build(str(MICRO))
     expected = terms_and_gradients(model, criterion, some_targets(5))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     images = torch.rand(IMAGES, 3, SIDE, SIDE)
