@@ -531,13 +531,13 @@ class _SecondProcess(World):
 
 
 def growth_over_epochs(folder: Path) -> list[int]:
-    """Return the kB of private memory that 160 epochs add to this process and to each of two
+    """Return the kB of private memory that 40 epochs add to this process and to each of two
     workers.
     """
     torch.set_num_threads(1)
     labels = write_data(folder)
     images, _ = open_train_images(labels, "ram")
-    loader = train_loader(labels, images=images, workers=2, image_size=SIDE)
+    loader = train_loader(labels, images=images, workers=2, image_size=2 * SIDE)
 
     def private_kb() -> list[int]:
         pids = [os.getpid(), *(worker.pid for worker in loader._loader._iterator._workers)]
@@ -553,9 +553,9 @@ def growth_over_epochs(folder: Path) -> list[int]:
             for _ in loader:
                 pass
 
-    run(range(40))
+    run(range(20))
     before = private_kb()
-    run(range(40, 200))
+    run(range(20, 60))
     return [after - then for after, then in zip(private_kb(), before, strict=True)]
 
 
@@ -563,7 +563,7 @@ def growth_over_epochs(folder: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     growth = run_in_new_process(growth_over_epochs, tmp_path)
-    # If every sample of 64 x 64 pixels of 160 epochs of 7 images stayed in memory, it would be 13.8
+    # If every sample of 128 x 128 pixels of 40 epochs of 7 images stayed in memory, it would be 13.8
     # MB, half of it in each worker.
     assert max(growth) < 4000, growth
 
