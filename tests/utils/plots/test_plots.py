@@ -125,10 +125,7 @@ def test_train_and_val_columns_share_panels():
         (0, 0),
         (3, 0),
         (1, 1),
-        (1, 500),
-        (3, 50),
-        (12, 500),
-        (80, 5000),
+        (80, 500),
         (1000, 9000),
         (10_000, 9000),
     ],
@@ -203,8 +200,9 @@ def batch(count, side=64):
     return images, np.array(targets, np.float32).reshape(-1, 6)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 16, 40])
-@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize(
+    ("count", "suffix"), [(0, ".jpg"), (1, ".png"), (3, ".jpg"), (16, ".png"), (40, ".jpg")]
+)
 def test_batch_plot_of_any_number_of_images(tmp_path, count, suffix):
     images, targets = batch(count)
     path = tmp_path / f"batch{suffix}"
@@ -297,7 +295,7 @@ def curves(count, points=1000):
     ]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 12, 80, 1000])
+@pytest.mark.parametrize("count", [0, 1, 12, 1000])
 def test_curve_plots_of_any_number_of_classes(tmp_path, count):
     operating.plot_curves(*curves(count), names_of(count), tmp_path, 0.3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -328,7 +326,7 @@ def test_curve_plots_without_data(tmp_path):
 # Confusion matrix
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 12, 25, 26, 80, 1000])
+@pytest.mark.parametrize("count", [0, 1, 25, 26, 80, 1000])
 def test_confusion_plot_of_any_number_of_classes(tmp_path, count):
     matrix = np.random.default_rng(0).poisson(0.5, (count + 1, count + 1))
     matrix[np.arange(count), np.arange(count)] += 20_000
