@@ -91,6 +91,17 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         [[15, 12], 1, "Detect", ["nc", "anchors"]],
     ],
 }
+# The same levels with fewer layers, for other heads.
+SHORT: dict[str, Any] = TABLE | {
+    "source": "short",
+    "backbone": [
+        [-1, 1, "Conv", [8, 3, 2]],
+        [-1, 1, "nn.MaxPool2d", [2, 2, 0]],  # stride 4
+        [-1, 1, "C3", [8]],
+        [-1, 1, "Conv", [16, 3, 2]],  # 3, stride 8: output
+        [-1, 1, "Conv", [16, 3, 2]],  # 4, stride 16: output
+    ],
+}
 HEAD_ARGS: dict[str, Any] = {
     "Detect": ["nc", "anchors"],
     "DecoupledDetect": ["nc"],
@@ -100,7 +111,9 @@ HEAD_ARGS: dict[str, Any] = {
 
 
 def table_with(head: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Return TABLE with another head."""
+    """Return TABLE, or SHORT with another head than Detect."""
+    if head != "Detect":
+        return SHORT | {"head": [[[3, 4], 1, head, args]]}
     return TABLE | {"head": [*TABLE["head"][:-1], [TABLE["head"][-1][0], 1, head, args]]}
 
 

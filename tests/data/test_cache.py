@@ -563,8 +563,8 @@ def growth_over_epochs(folder: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_memory_does_not_grow_over_epochs(tmp_path: Path) -> None:
     growth = run_in_new_process(growth_over_epochs, tmp_path)
-    # If every sample of 128 x 128 pixels of 40 epochs of 7 images stayed in memory, it would be 13.8
-    # MB, half of it in each worker.
+    # If every sample of 128 x 128 pixels of 40 epochs of 7 images stayed in memory, it would be
+    # 13.8 MB, half of it in each worker.
     assert max(growth) < 4000, growth
 
 

@@ -3,7 +3,6 @@ once, atomically.
 """
 
 import hashlib
-import multiprocessing
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from data.shapes.drawing import MIN_VISIBLE, draw_image, image_generator
 from data.shapes.generate import DEFAULT_ROOT, MARKER, generate, label_text
 from data.shapes.outlines import outline_of
 from data.shapes.plan import NAMES, plan_shapes, unit_loops
+from tests.support.launching import fork_server
 
 SMALL_SET = {"train": 6, "val": 3, "size": 64}
 
@@ -262,7 +262,7 @@ def _generate_together(barrier, root):
 @pytest.mark.slow
 def test_concurrent_generation_gives_one_valid_set(tmp_path):
     alone = generate(tmp_path / "alone", **SMALL_SET)
-    context = multiprocessing.get_context("spawn")
+    context = fork_server()
     barrier = context.Barrier(3)
     workers = [
         context.Process(target=_generate_together, args=(barrier, tmp_path / "set"))
