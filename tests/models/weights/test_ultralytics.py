@@ -127,7 +127,8 @@ def test_external_module_round_trip(kind, tmp_path):
     assert saved["names"] == NAMES
     assert not found.training
     assert found.state_dict().keys() == model.state_dict().keys()
-    assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+    expected = model.state_dict()
+    assert all(value.equal(expected[key]) for key, value in found.state_dict().items())
     assert (type(found.head), found.head.bins) == (type(model.head), model.head.bins)
     with torch.no_grad():
         raws = [
@@ -187,9 +188,8 @@ def test_blocks_are_nested_by_scale(scale, tmp_path):
         assert "of its tensors do not fit its table" in error_message(path)
     else:
         found, _ = load_detector(path)
-        assert all(
-            value.equal(model.state_dict()[key]) for key, value in found.state_dict().items()
-        )
+        expected = model.state_dict()
+        assert all(value.equal(expected[key]) for key, value in found.state_dict().items())
         assert [row[3][1] for row in found.table["backbone"] if row[2] == "C3k2"] == [True] * 4
 
 
@@ -534,11 +534,16 @@ def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monk
     assert refused >= 8
 
 
+@pytest.fixture(scope="module")
+def with_bins(detectors, tmp_path_factory):
+    """What read_external finds in a file."""
+    path = tmp_path_factory.mktemp("bins") / "a.pt"
+    return read_external(save(path, to_ultralytics_module(detectors["bins"])))
+
+
 @pytest.mark.parametrize("wrong", WRONG_VALUES[2:], ids=repr)
-def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(
-    detectors, wrong, monkeypatch, tmp_path
-):
-    external = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors["bins"])))
+def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(with_bins, wrong, monkeypatch):
+    external = with_bins
     for key in ("nc", "scales", "backbone", "head", "ch"):
         table = external.table | {key: wrong}
         monkeypatch.setattr(

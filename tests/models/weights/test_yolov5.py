@@ -103,7 +103,8 @@ def test_external_module_round_trip(model, tmp_path):
     found, names = load_module(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
     assert names == NAMES
     assert found.state_dict().keys() == model.state_dict().keys()
-    assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+    expected = model.state_dict()
+    assert all(value.equal(expected[key]) for key, value in found.state_dict().items())
     assert found.table["anchors"] == model.table["anchors"]
     assert found.table["source"] == "a.pt"
     assert not found.training
@@ -175,7 +176,8 @@ def test_modules_saved_by_old_torch_versions_are_read(model, tmp_path):
     theirs.yaml = OrderedDict(theirs.yaml)
     found, names = load_module(save_external(tmp_path / "a.pt", theirs))
     assert names == NAMES
-    assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())
+    expected = model.state_dict()
+    assert all(value.equal(expected[key]) for key, value in found.state_dict().items())
 
 
 def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
