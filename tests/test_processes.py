@@ -48,21 +48,22 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
 SHORT = "--epochs 2 --batch 4 --sync-bn --amp fp64 --noplots --nosave --noval"
+# 10 images: every other epoch starts with the images left over from the epoch before it.
+STEP_EACH_BATCH = "--hyp EAGER --data TEN"
 RUNS = {
-    # 6 images: every other epoch starts with the images left over from the epoch before it.
-    "fp64": "--epochs 20 --batch 4 --sync-bn --amp fp64 --noplots --nosave --data FEW",
-    "fp32": "--epochs 20 --batch 4 --sync-bn --amp fp32 --noplots --nosave --noval --data FEW",
+    "fp64": "--epochs 8 --batch 4 --sync-bn --amp fp64 --noplots --nosave " + STEP_EACH_BATCH,
+    "fp32": "--epochs 8 --batch 4 --sync-bn --amp fp32 --noplots --nosave --noval "
+    + STEP_EACH_BATCH,
     "accumulated": SHORT,
     "Muon": SHORT + " --optimizer Muon",
     "rect and image weights": SHORT.replace(" --noval", "") + " --rect --image-weights",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
-    "a step to each batch": SHORT.replace("--batch 4", "--batch 44") + " --data MANY",
     "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")
-    + " --tile 40 --tile-overlap 0.3 --data FEW",
-    "the largest batch": SHORT.replace("--batch 4", "--batch -1"),
+    + " --tile 40 --tile-overlap 0.3 --data FOUR",
+    "the largest batch": SHORT.replace("--batch 4", "--batch -1") + " --data FOUR",
 }
-COUNTS = {"FEW": 6, "MANY": 45}  # the images of data sets
+COUNTS = {"FOUR": 4, "TEN": 10}  # the images of data sets
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
     "rank-local normalization": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
@@ -102,7 +103,7 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     shared = f"--img 64 --workers 0 --device cpu --cache-dir {folder}/cache --data {yaml}".split()
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = (
-        "--epochs 120 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
+        "--epochs 80 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
         f"fp32 --cfg {micro_model}"
     )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
@@ -110,8 +111,11 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     sets = {name: str(draw_data(folder / name, count)) for name, count in COUNTS.items()}
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
-    start = f"--hyp {folder}/tune.yaml --weights {folder}/start/weights/last.pt"
-    return lambda own: [*shared, *(sets.get(word, word) for word in own.split()), *start.split()]
+    write_hyp(folder / "eager.yaml", "hyp.scratch-low.yaml", **tuning, nominal_batch=4)
+    files = sets | {"EAGER": f"{folder}/eager.yaml"}
+    shared += ["--hyp", f"{folder}/tune.yaml"]
+    start = ["--weights", f"{folder}/start/weights/last.pt"]
+    return lambda own: [*shared, *(files.get(word, word) for word in own.split()), *start]
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +260,7 @@ def test_metrics_of_two_processes_agree_in_results_csv(folder, alone):
     detections.
     """
     rows, expected_rows = results(folder / "2" / "fp64"), results(alone("fp64"))
-    assert len(rows) == len(expected_rows) == 20
+    assert len(rows) == len(expected_rows) == 8
     for row, expected in zip(rows, expected_rows, strict=True):
         assert row == pytest.approx(expected, rel=1e-4)
         assert expected["metrics/mAP_0.5"] > 0.1
