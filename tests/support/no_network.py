@@ -6,6 +6,8 @@ An audit hook logs and rejects every attempt; it cannot be removed, and forked D
 inherit it. The hook does not see what C code does, but in an empty network namespace (see
 test_no_network.py) the kernel counts the packets that it could not send. The result is written to
 FOLDER/found.json.
+
+The first command has the home folder of the environment, the others one that cannot be written.
 """
 
 import ctypes
@@ -56,6 +58,7 @@ ALLOWED_PROGRAMS = {
     "objdump",
 }  # for matplotlib's fonts, and ctypes' find_library
 NO_ROUTE_COUNTER = "IpOutNoRoutes"  # packets without a route, and connections that could not start
+UNWRITABLE_HOME = "/dev/null"  # no folder can be created below it, not even by root
 UNREACHABLE_ADDRESS = ("192.0.2.1", 9)  # a reserved address that no host has (RFC 5737)
 
 
@@ -165,7 +168,7 @@ def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
         "train": (
             f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}"
         ),
-        "resume": f"train.py --resume {trained} --epochs 2",
+        "resume": f"train.py --resume {trained} --epochs 2 --noplots",
         "val": (
             f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name "
             f"validated {flags}"
@@ -202,7 +205,10 @@ def main(data: str, model: str, folder_name: str) -> None:
     notes, before = folder / "attempts.txt", unsent_packets()
     block_network(notes)
     sys.path.insert(0, str(ROOT))
-    codes = {name: run(words) for name, words in commands(data, model, folder).items()}
+    codes = {}
+    for name, words in commands(data, model, folder).items():
+        codes[name] = run(words)
+        os.environ["HOME"] = UNWRITABLE_HOME
     found: dict[str, Any] = {
         "codes": codes,
         "attempts": notes.read_text(),
