@@ -48,6 +48,10 @@ class Writer:
         path = self.path(name, weights)
         FORMATS[name].require_replaceable(path)
 
+        # A file of a fixed batch size takes no other: each image fills a batch.
+        batch_size = self.model.batch_size or 1
+        calibration = [image.expand(batch_size, -1, -1, -1) for image in calibration]
+
         with temporary_folder(path) as folder:
             new = folder / path.name
             with name_os_errors(path):

@@ -284,6 +284,11 @@ def _prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
         del os.environ[name]
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
 
+    # As a terminal starts programs, also if the tests run under nohup, or in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     # DataLoader workers start as the user's do. By a fork server of their own, which this process
     # inherits as the default, each would import for seconds.
     multiprocessing.set_start_method(None, force=True)

@@ -168,10 +168,11 @@ def test_half_precision_files_are_close_and_half_as_large(name, wide_writers, tm
     assert sizes[1] < 0.6 * sizes[0]
 
 
-@pytest.fixture(scope="module", params=[None, NMS], ids=["raw", "nms"])
+@pytest.fixture(scope="module", params=[(None, 2), (NMS, 1)], ids=["raw", "nms"])
 def int8_writer(request):
-    fixed = {"canvas": (64, 64), "batch_size": 1}
-    return writer(short_table(), nms=request.param, precision="int8", **fixed)
+    nms, batch_size = request.param
+    fixed = {"canvas": (64, 64), "batch_size": batch_size}
+    return writer(short_table(), nms=nms, precision="int8", **fixed)
 
 
 @pytest.mark.slow
@@ -184,8 +185,9 @@ def test_8_bit_files_run_and_are_close(name, int8_writer, tmp_path):
     path = int8_writer.write(name, tmp_path / "m.pt", batches)
     assert path.name.startswith("m_int8")
 
-    found = load_backend(path, CPU).backend.predict(batches[0])
-    expected = ReferenceBackend(int8_writer.reference).predict(batches[0])
+    images = torch.cat(batches[: int8_writer.model.batch_size])
+    found = load_backend(path, CPU).backend.predict(images)
+    expected = ReferenceBackend(int8_writer.reference).predict(images)
     assert found.scores.shape == expected.scores.shape
     if int8_writer.model.nms is None:
         assert (found.scores - expected.scores).abs().mean() < 0.05

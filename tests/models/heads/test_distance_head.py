@@ -12,7 +12,7 @@ from torch import Tensor
 from models.detector import count_parameters
 from models.heads.distance import DistanceHead, DualDistanceHead, boxes_around, sides_of
 from models.weights.transfer import transfer
-from tests.models.test_detector import build_meta, randomize_statistics
+from tests.models.test_detector import checked, randomize_statistics
 
 # Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins
 # stand for.
@@ -179,13 +179,13 @@ def test_half_precision_maps_are_decoded_in_single_precision():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_of_heads_equal_published_values(name):
-    head = build_meta(name).head
+    head = checked(name).head
     assert count_parameters(head) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ONE_BRANCH_PAIR)
 def test_branch_pairs_of_dual_heads_are_of_equal_size(name):
-    head = build_meta(name).head
+    head = checked(name).head
     counts = [count_parameters(part) for part in (head.branches, head.one_to_one)]
     assert counts == [ONE_BRANCH_PAIR[name]] * 2
 
