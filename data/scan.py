@@ -164,7 +164,7 @@ def scan(
     lists = [Path(os.path.abspath(source)) for source in sources]
     label_sources = [Path(os.path.abspath(source)) for source in labels_from]
     label_names = label_names or {}
-    readers, wanted = _readers(lists, label_sources, label_names)
+    readers, wanted = _readers(lists, label_sources, label_names, names)
     all_files = [*lists, *label_sources]  # that are read
     listed = Listed()
 
@@ -216,11 +216,14 @@ def _readers(
     sources: Sequence[Path],
     label_sources: Sequence[Path],
     label_names: Mapping[Path, Mapping[str, str]],
+    names: Sequence[str],
 ) -> tuple[list[tuple[Path, LabelFormat]], set[str]]:
     """Return what is read, each with its reader, and the images that are wanted of it.
 
-    Without label_sources those are the sources, and all of their images. label_names: as in `scan`.
+    Without label_sources those are the sources, and all of their images. label_names, names: as in
+    `scan`.
     """
+    index_of = {name: index for index, name in enumerate(names)}
     wanted: set[str] = set()
     if label_sources:
         for source in sources:
@@ -230,7 +233,9 @@ def _readers(
     for source in label_sources or sources:
         reader = format_of(source)
         if source in label_names:
-            reader = RenamedClasses(reader, label_names[source])
+            new_name = label_names[source]
+            new_index = [index_of[name] for name in new_name.values()]
+            reader = RenamedClasses(reader, list(new_name), new_index)
         if label_sources:
             reader = SelectedImages(reader, wanted)
         readers.append((source, reader))

@@ -676,22 +676,20 @@ def test_documented_validation_and_metrics_commands_run(small, tmp_path, monkeyp
     assert '"AP50"' in capsys.readouterr().out
 
 
+def documented_words(module: str) -> tuple[str, ...]:
+    """The words of the first documented command `python -m module ...`."""
+    opening = ("python", "-m", module)
+    return next(command.words for command in PYTHON_COMMANDS if command.words[:3] == opening)
+
+
 def test_documented_model_table_command_prints_totals(capsys):
-    words = next(
-        command.words
-        for command in PYTHON_COMMANDS
-        if command.words[:3] == ("python", "-m", "models")
-    )
+    words = documented_words("models")
     assert importlib.import_module("models.__main__").main(list(words[3:])) == 0
     assert capsys.readouterr().out.endswith("7,235,389 parameters, 16.4 GFLOPs at 640\n")
 
 
 def test_documented_convert_command_writes_a_data_set(tiny_data, tmp_path, monkeypatch):
-    words = next(
-        command.words
-        for command in PYTHON_COMMANDS
-        if command.words[:3] == ("python", "-m", "data.convert")
-    )
+    words = documented_words("data.convert")
     monkeypatch.chdir(tmp_path)
     _, folder, *flags = words[3:]
     main = importlib.import_module("data.convert.__main__").main
@@ -700,11 +698,7 @@ def test_documented_convert_command_writes_a_data_set(tiny_data, tmp_path, monke
 
 
 def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, capsys):
-    words = next(
-        command.words
-        for command in PYTHON_COMMANDS
-        if command.words[:3] == ("python", "-m", "data.shapes")
-    )
+    words = documented_words("data.shapes")
     monkeypatch.chdir(tmp_path)
     assert (
         importlib.import_module("data.shapes.__main__").main(

@@ -1,6 +1,6 @@
 """Readers that pass on what another reader finds: only some images, or with other classes."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,26 +54,27 @@ class SelectedImages(_Adapted):
 class RenamedClasses(_Adapted):
     """Reads a source whose labels have other classes than the data set.
 
-    new_name: for each class of the labels, in the order of their numbers, the one that it becomes.
+    label_names: of the classes of the labels, in the order of their numbers. new_index: for each,
+    the class of the data set that it becomes.
     """
 
-    new_name: Mapping[str, str]
+    label_names: Sequence[str]
+    new_index: Sequence[int]
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
-        contents = self.reader.images(source, list(self.new_name))
+        contents = self.reader.images(source, self.label_names)
         if contents.category_ids is None:
             return contents
-        return contents._replace(category_ids=self._ids(contents.category_ids, names))
+        return contents._replace(category_ids=self._ids(contents.category_ids, len(names)))
 
-    def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
-        read = self.reader.rows(image, size, list(self.new_name))
-        new_index = [names.index(name) for name in self.new_name.values()]
-        rows = [row._replace(class_index=new_index[row.class_index]) for row in read.rows]
+    def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
+        read = self.reader.rows(image, size, self.label_names)
+        rows = [row._replace(class_index=self.new_index[row.class_index]) for row in read.rows]
         return read._replace(rows=rows)
 
-    def _ids(self, old_ids: Sequence[int], names: Sequence[str]) -> list[int] | None:
+    def _ids(self, old_ids: Sequence[int], num_classes: int) -> list[int] | None:
         """Return the id of each class: that of the first that becomes it; None if one has none."""
-        ids: dict[str, int] = {}
-        for name, old_id in zip(self.new_name.values(), old_ids, strict=True):
-            ids.setdefault(name, old_id)
-        return [ids[name] for name in names] if ids.keys() >= set(names) else None
+        ids: dict[int, int] = {}
+        for index, old_id in zip(self.new_index, old_ids, strict=True):
+            ids.setdefault(index, old_id)
+        return [ids[index] for index in range(num_classes)] if len(ids) == num_classes else None

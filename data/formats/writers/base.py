@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from data.formats.writers.xml_text import require_writable
+
 PIXEL_DIGITS = 6  # decimal places of a coordinate in pixels
 FRACTION_DIGITS = 9  # of a coordinate as a fraction: 1e-5 pixels of an image of 10,000
 
@@ -51,20 +53,24 @@ class LabelWriter(ABC):
 
     title: of the format, for the log.
     cannot_hold: what the format has no place for; `lost` counts it.
+    is_xml: whether class names are written as XML, which cannot hold all of them.
     """
 
     title: ClassVar[str]
     cannot_hold: ClassVar[frozenset[str]] = frozenset()
+    is_xml: ClassVar[bool] = False
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         """Begin in an existing folder. names: of the classes.
 
         Raises ValueError if the format cannot hold a name.
         """
+        if self.is_xml:
+            require_writable(names)
         self.folder = folder
         self.names = list(names)
         self.lost = Counter[str]()
-        self.splits: dict[str, int] = {}  # the number of images in each
+        self.splits: set[str] = set()  # of the images so far
 
     def image_place(self, name: str, split: str) -> str:
         """Return where the image of this name belongs: a path below the folder, with slashes."""
@@ -72,7 +78,7 @@ class LabelWriter(ABC):
 
     def add(self, image: WrittenImage) -> None:
         """Write the labels of one image."""
-        self.splits[image.split] = self.splits.get(image.split, 0) + 1
+        self.splits.add(image.split)
         boxes = []
         for box in image.boxes:
             if box.crowd and IGNORE_REGIONS in self.cannot_hold:

@@ -3,8 +3,6 @@
 Source: docs.cvat.ai, XML annotation format 1.1.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from data.formats.writers.base import (
@@ -17,7 +15,7 @@ from data.formats.writers.base import (
     join,
     pixels,
 )
-from data.formats.writers.xml_text import attributes, element, require_writable
+from data.formats.writers.xml_text import attributes, element
 
 
 class CvatWriter(ListingWriter):
@@ -25,10 +23,7 @@ class CvatWriter(ListingWriter):
 
     title: ClassVar[str] = "CVAT XML 1.1"
     cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        super().__init__(folder, names)
-        require_writable(self.names)
+    is_xml: ClassVar[bool] = True
 
     def image_place(self, name: str, split: str) -> str:
         return join("images", name)

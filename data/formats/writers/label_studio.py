@@ -9,7 +9,6 @@ Source: labelstud.io/guide/tasks, /guide/predictions and /guide/storage (local s
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -22,7 +21,7 @@ from data.formats.writers.base import (
     file_of_split,
     rounded,
 )
-from data.formats.writers.xml_text import attributes, require_writable
+from data.formats.writers.xml_text import attributes
 
 PERCENT_DIGITS = 7
 MODEL = "kestrel"  # the model version of predictions
@@ -33,10 +32,7 @@ class LabelStudioWriter(ListingWriter):
 
     title: ClassVar[str] = "Label Studio JSON"
     cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        super().__init__(folder, names)
-        require_writable(self.names)
+    is_xml: ClassVar[bool] = True
 
     def begun(self, split: str) -> OpenFile:
         file = OpenFile(self.folder / file_of_split("tasks", split, ".json"))

@@ -18,7 +18,7 @@ from data.formats.writers.base import (
     join,
     pixels,
 )
-from data.formats.writers.xml_text import element, require_writable
+from data.formats.writers.xml_text import element
 
 
 class VocWriter(LabelWriter):
@@ -26,10 +26,10 @@ class VocWriter(LabelWriter):
 
     title: ClassVar[str] = "Pascal VOC XML"
     cannot_hold: ClassVar[frozenset[str]] = frozenset({POLYGONS})
+    is_xml: ClassVar[bool] = True
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
-        require_writable(self.names)
         self._stems: dict[str, list[str]] = defaultdict(list)
 
     def image_place(self, name: str, split: str) -> str:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import yaml
 
+from data.dataset_yaml import SPLITS
 from data.formats.writers.base import (
     IGNORE_REGIONS,
     POLYGONS,
@@ -25,8 +26,6 @@ from data.formats.writers.base import (
     join,
 )
 from data.formats.yolo_values import may_be_keypoints
-
-SPLITS = ("train", "val", "test")
 
 
 @dataclass
