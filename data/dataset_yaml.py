@@ -60,6 +60,16 @@ class DataSpec:
     # whether the YAML was written for data that had none, into the cache: a run keeps a copy
     is_written: bool = False
 
+    @property
+    def splits(self) -> dict[str, tuple[Path, ...]]:
+        """The paths of each split that the YAML has, in the order of SPLITS."""
+        paths_of = {"train": self.train, "val": self.val, "test": self.test}
+        return {split: paths for split, paths in paths_of.items() if paths is not None}
+
+    def classes_in(self, source: Path) -> list[str]:
+        """Return the classes of a source's labels, in the order of their numbers."""
+        return list(self.label_names.get(source, self.names))
+
     def sources(self, split: str) -> tuple[Path, ...]:
         """Return the paths of `split`.
 
@@ -68,11 +78,9 @@ class DataSpec:
         if split not in SPLITS:
             raise ValueError(f"split is '{excerpt(split)}', allowed are {', '.join(SPLITS)}")
 
-        paths_of = {"train": self.train, "val": self.val, "test": self.test}
-        paths = paths_of[split]
+        paths = self.splits.get(split)
         if paths is None:
-            present = [name for name in SPLITS if paths_of[name] is not None]
-            known = ", ".join(present) or "no split"
+            known = ", ".join(self.splits) or "no split"
             raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {known})")
 
         for path in paths:

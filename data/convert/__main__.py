@@ -18,7 +18,6 @@ import torch
 
 from data import Choices, open_data, open_dataset
 from data.convert.conversion import COPY, IMAGES, Converted, convert
-from data.dataset_yaml import SPLITS
 from data.formats.writers import WRITERS
 from data.labels import Labels
 from data.layouts import is_other_path
@@ -95,7 +94,7 @@ def read_splits(
     """
     wanted = ["val"] if choices.val_split else []
     spec = open_data(*source, splits=wanted, choices=choices, cache_dir=cache_dir)
-    present = [split for split in SPLITS if getattr(spec, split)]
+    present = list(spec.splits)
     dataset = open_dataset(
         source,
         present,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from data.dataset_yaml import FOLDER, SPLITS, DataSpec, find_data, read_data_yaml
+from data.dataset_yaml import FOLDER, DataSpec, find_data, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
@@ -74,8 +74,7 @@ def open_data(
     for split in splits:
         spec.sources(split)
     sources = [source for split in splits for source in spec.sources(split)]
-    names_of = {source: tuple(spec.label_names.get(source, spec.names)) for source in sources}
-    listed = check_listed_names(names_of, spec.root)
+    listed = check_listed_names({source: spec.classes_in(source) for source in sources}, spec.root)
     return replace(spec, notes=(*spec.notes, *listed))
 
 
@@ -93,8 +92,8 @@ def images_to_detect_in(spec: DataSpec, split: str, cache_dir: str = "") -> Path
 
     paths = []
     for source in sources:
-        names = list(spec.label_names.get(source, spec.names))
-        paths += [image.path for image in format_of(source).images(source, names).images]
+        contents = format_of(source).images(source, spec.classes_in(source))
+        paths += [image.path for image in contents.images]
     folder = _written_folder(sources, Choices(), cache_folder(cache_dir))
     make_folder(folder, "--cache-dir")
     file = folder / f"{split}-images.txt"
@@ -135,14 +134,10 @@ def _given_yaml(path: Path, file: Path, *, download: bool) -> Given:
     if path != file:
         spec = replace(spec, notes=(f"{printable(path)}: used {printable(file)}", *spec.notes))
 
-    splits = {}
-    for split, sources in zip(SPLITS, (spec.train, spec.val, spec.test), strict=True):
-        if sources:
-            splits[split] = sources
     layout = Layout(
         "data YAML",
         spec.file,
-        splits,
+        spec.splits,
         ClassNames(spec.names, str(spec.file)),
         labels=spec.labels,
         label_names=spec.label_names,
