@@ -68,28 +68,19 @@ def write_data_set(
     # Lists of images: those of the tool's own splits, and of images that are held out.
     images = _images_to_be_divided(layouts, splits, classes, choices.val_split)
     divided = _divided(images)
+    lists: dict[str, list[str]] = {}
     wants_val = "val" not in {*splits, *divided} and choices.val_split > 0
     holds_out = wants_val and "train" in divided
-    lists: dict[str, list[str]] = {}
     if holds_out or any(split != "train" for split in divided):
         lists = {split: sorted(names) for split, names in divided.items()}
         lists |= _images_of_splits(layouts, splits, classes)
         labels = labels or _labels_of_lists(layouts, splits, classes)
     if holds_out:
-        names = divided["train"]
-        similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
-        held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
-        lists |= {"train": held_out.train, "val": held_out.val}
-        first, *further = _notes_of_hold_out(held_out, similar, choices.val_split, folder)
+        held_out, said = _held_out(divided["train"], choices, folder, cache)
+        lists |= held_out._asdict()
+        first, *further = said
         notes = [*notes[:-1], "; ".join([*notes[-1:], first]), *further]
-
-    # What is left out.
-    in_splits = sum(len(names) for names in divided.values())
-    if unused:
-        notes.append(f"not used, because they are in no split: {_shown(unused)}")
-    if len(images) > in_splits:
-        left_out = counted(len(images) - in_splits, "image")
-        notes.append(f"not used, because they are in no split: {left_out}")
+    notes += _notes_of_unused(unused, len(images) - sum(map(len, divided.values())))
 
     entries = _entries(splits, lists, labels, classes)
     if keypoints is not None:
@@ -241,19 +232,22 @@ def _labels_of_lists(layouts: Sequence[Layout], splits: Splits, classes: Classes
     return [label for layout in layouts for label in layout.label_sources if label in sources]
 
 
-def _notes_of_hold_out(
-    held_out: HeldOut, similar: Sequence[int], share: float, folder: Path
-) -> list[str]:
-    """Return what is said of the images that are held out.
+def _held_out(
+    names: Mapping[str, str], choices: Choices, folder: Path, cache: Path | None
+) -> tuple[HeldOut, list[str]]:
+    """Return the images of both splits, and what is said of them.
 
     Args:
-        held_out: the images of both splits.
-        similar: the group of each image, as `similar_groups` returns it.
-        share: of the images that should be held out.
+        names: of the images, by their paths, as in `hold_out`.
+        choices: of the flags.
         folder: where the lists of the last time are, if there was one.
+        cache: as in `write_data_set`.
     """
-    images = counted(len(held_out.train) + len(held_out.val), "image")
-    notes = [f"no val split: {len(held_out.val):,} of {images} held out (--val-split {share:g})"]
+    similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
+    held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
+
+    share = f"{len(held_out.val):,} of {counted(len(names), 'image')}"
+    notes = [f"no val split: {share} held out (--val-split {choices.val_split:g})"]
     copies = len(similar) - len(set(similar))
     if copies:
         notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
@@ -265,6 +259,16 @@ def _notes_of_hold_out(
             f"{counted(moved, 'image')} in another split than the last time: new images have "
             "joined their groups"
         )
+    return held_out, notes
+
+
+def _notes_of_unused(sources: Sequence[Path], images: int) -> list[str]:
+    """Return what is said of sources and of a number of images that are in no split."""
+    notes = []
+    if sources:
+        notes.append(f"not used, because they are in no split: {_shown(sources)}")
+    if images:
+        notes.append(f"not used, because they are in no split: {counted(images, 'image')}")
     return notes
 
 
