@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.recognize import YAML_SUFFIXES, recognize
 from data.layouts.written import write_data_set
 from data.shapes.generate import generate
-from utils.files.folders import cache_folder, make_folder
+from utils.files.folders import cache_folder, make_folder, temporary_cache_folder
 from utils.files.writers import write_text
 from utils.printable import printable
 
@@ -116,7 +115,7 @@ def _given(name: str, cache: Path | None, *, download: bool) -> Given:
     path = Path(os.path.abspath(name))
     folder = path
     if is_archive(path):
-        folder = unpacked(path, cache or _temporary_cache())
+        folder = unpacked(path, cache or temporary_cache_folder())
     layout = recognize(folder)
     if layout.is_yaml:
         return _given_yaml(path, layout.path, download=download)
@@ -171,8 +170,4 @@ def _written_folder(paths: Sequence[Path], choices: Choices, cache: Path | None)
     """
     text = " ".join(str(path.resolve()) for path in paths)
     key = hashlib.sha256(f"{text} {choices}".encode(errors="surrogateescape")).hexdigest()
-    return (cache or _temporary_cache()) / "data" / key[:16]
-
-
-def _temporary_cache() -> Path:
-    return Path(tempfile.gettempdir(), "kestrel")
+    return (cache or temporary_cache_folder()) / "data" / key[:16]

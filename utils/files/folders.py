@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -146,3 +148,31 @@ def cache_folder(given: str) -> Path | None:
     except RuntimeError:
         return None
     return Path(user_cache) / "kestrel"
+
+
+def temporary_cache_folder() -> Path:
+    """Create and return a folder below the system's, in place of `cache_folder` where that is None.
+
+    Only this user can write it: others may know its name, and could put data there.
+
+    Raises ValueError if it cannot be created, or if others own it or can write it.
+    """
+    if os.name != "posix":
+        return Path(tempfile.gettempdir(), "kestrel")  # each user has a temporary folder there
+
+    user = os.getuid()
+    folder = Path(tempfile.gettempdir(), f"kestrel-{user}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be created ({error.strerror}); --cache-dir names another folder"
+        raise ValueError(f"{printable(folder)}: {reason}") from None
+
+    found = folder.lstat()
+    others_can_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or others_can_write:
+        raise ValueError(
+            f"{printable(folder)} is not a folder that only this user can write: remove it, or "
+            "name another folder with --cache-dir"
+        )
+    return folder

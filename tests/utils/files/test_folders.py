@@ -1,6 +1,7 @@
 """Files of run folders, the newest one first."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -11,6 +12,7 @@ from utils.files.folders import (
     new_run_folder,
     newest_first,
     require_writable,
+    temporary_cache_folder,
 )
 
 
@@ -107,3 +109,37 @@ def test_folder_without_permission_is_found_before_it_is_made(tmp_path):
     tmp_path.chmod(0o555)
     with pytest.raises(ValueError, match=r"^--project .*runs: .* cannot be written$"):
         require_writable(tmp_path / "runs", "--project")
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder that stands in for the system's temporary one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="only POSIX has a temporary folder of all")
+
+
+@posix
+def test_temporary_cache_is_written_by_its_user_only(temporary):
+    folder = temporary_cache_folder()
+    assert folder.parent == temporary
+    assert folder.stat().st_mode & 0o077 == 0
+    assert temporary_cache_folder() == folder, "it is used again"
+
+
+@posix
+@pytest.mark.parametrize("others", ["link", "writable", "file"])
+def test_temporary_cache_that_others_prepared_is_refused(temporary, others):
+    folder = temporary / f"kestrel-{os.getuid()}"
+    if others == "link":
+        (temporary / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(temporary / "elsewhere")
+    elif others == "writable":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.write_text("")
+    with pytest.raises(ValueError, match=r"kestrel-\d+.* --cache-dir"):
+        temporary_cache_folder()
