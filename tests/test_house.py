@@ -6,8 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,10 +32,13 @@ MAY_IMPORT = {
 each_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 
 
-def nodes(file: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """The nodes of a file's syntax tree, kept because each rule looks at them."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))))
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """Full names of the modules that a file imports."""
     names = set()
@@ -60,14 +63,15 @@ def dotted_name(node: ast.AST) -> str:
     return ""
 
 
-def calls(file: Path) -> Iterator[tuple[str, dict[str, ast.expr]]]:
+@cache
+def calls(file: Path) -> list[tuple[str, dict[str, ast.expr]]]:
     """The dotted name of each call, and its keyword arguments."""
+    found = []
     for node in nodes(file):
         if isinstance(node, ast.Call):
-            yield (
-                dotted_name(node.func),
-                {keyword.arg or "": keyword.value for keyword in node.keywords},
-            )
+            keywords = {keyword.arg or "": keyword.value for keyword in node.keywords}
+            found.append((dotted_name(node.func), keywords))
+    return found
 
 
 def test_source_files_are_found():
