@@ -3,6 +3,7 @@
 import filecmp
 import os
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from data.formats.writers import LabelWriter, WrittenBox, WrittenImage
 from data.labels import Labels
 from utils.files.atomic import link_or_copy, temporary_folder
 from utils.files.safe_names import safe_name
+from utils.outputs.names import shorten
 from utils.printable import counted, printable
 
 LINK = "link"
 COPY = "copy"
 NONE = "none"
 IMAGES = (LINK, COPY, NONE)  # what is done with the image files
+MAX_NAME_BYTES = 240  # systems allow 255, and a number and another suffix are added
 MOST_DIFFERENCE = 1e-3  # pixels between a polygon's extent and its box, if it stands for the box
 
 
@@ -86,32 +89,57 @@ def convert(
 
 def written_images(labels_of: dict[str, Labels]) -> Iterator[WrittenImage]:
     """Iterate over the images of all splits, each with a name that no other one has."""
-    taken: set[str] = set()
+    names = ImageNames()
     for split, labels in labels_of.items():
         for index in range(len(labels)):
             path = labels.path(index)
-            name = _free_name(os.path.basename(path), taken)
+            name = names.name(os.path.basename(path))
             width, height = labels.sizes[index].tolist()
             yield WrittenImage(path, name, (width, height), _boxes(labels, index), split)
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    """Return the name, or the name with the first free number, and take it.
+class ImageNames:
+    """Gives each image a file name that no other one has.
 
-    Two names must differ without their suffixes, and on file systems that ignore case.
-
-    >>> taken = set()
-    >>> [_free_name(name, taken) for name in ("a.jpg", "A.png", "a.jpg")]
-    ['a.jpg', 'A_2.png', 'a_3.jpg']
+    Two names differ without their suffixes, and on file systems that ignore case or the kind of
+    Unicode. None is hidden, has spaces at its ends, which a list of names would lose, or is too
+    long for a label file beside it.
     """
-    stem, suffix = os.path.splitext(safe_name(name))
-    candidate = stem
-    number = 1
-    while candidate.casefold() in taken:
-        number += 1
-        candidate = f"{stem}_{number}"
-    taken.add(candidate.casefold())
-    return f"{candidate}{suffix}"
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        # by wanted name, so that many equal names take no quadratic time
+        self._last_number: dict[str, int] = {}
+
+    def name(self, wanted: str) -> str:
+        """Return `wanted`, made safe, or with the first number that makes it a new name.
+
+        >>> names = ImageNames()
+        >>> [names.name(wanted) for wanted in ("a.jpg", "A.png", "a.jpg", ".b .jpg")]
+        ['a.jpg', 'A_2.png', 'a_3.jpg', '_b.jpg']
+        """
+        stem, suffix = os.path.splitext(shorten(safe_name(wanted), MAX_NAME_BYTES))
+        stem = stem.strip() or "_"
+        if stem.startswith("."):
+            stem = f"_{stem[1:]}"
+
+        key = _without_case(stem)
+        number = self._last_number.get(key, 0) + 1
+        while _without_case(_numbered(stem, number)) in self._used:
+            number += 1
+        self._last_number[key] = number
+        name = _numbered(stem, number)
+        self._used.add(_without_case(name))
+        return f"{name}{suffix}"
+
+
+def _numbered(stem: str, number: int) -> str:
+    """Return a name with a number; the first has none."""
+    return stem if number == 1 else f"{stem}_{number}"
+
+
+def _without_case(stem: str) -> str:
+    return unicodedata.normalize("NFC", stem).casefold()
 
 
 def _boxes(labels: Labels, index: int) -> list[WrittenBox]:

@@ -168,17 +168,17 @@ def path_inside(name: str) -> str:
     return "/".join(map(shorten, parts))
 
 
-def shorten(part: str) -> str:
-    """Return a file name of at most MAX_BYTES bytes.
+def shorten(part: str, max_bytes: int = MAX_BYTES) -> str:
+    """Return a file name of at most this many bytes.
 
     A checksum and the suffix end one that was longer.
     """
     raw = os.fsencode(part)
-    if len(raw) <= MAX_BYTES:
+    if len(raw) <= max_bytes:
         return part
     suffix = os.path.splitext(part)[1]
     suffix = suffix if len(suffix) <= 8 else ""
-    return f"{raw[: MAX_BYTES - 20].decode('utf-8', 'ignore')}~{zlib.crc32(raw):08x}{suffix}"
+    return f"{raw[: max_bytes - 20].decode('utf-8', 'ignore')}~{zlib.crc32(raw):08x}{suffix}"
 
 
 def prepare_file(folder: Path, relative: str) -> Path:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+import unicodedata
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from data.convert.__main__ import main
+from data.convert.conversion import ImageNames
 from data.formats.writers import WRITERS
 from tests.support.data_sets import opened
 from utils.terminal import exit_code_of
@@ -197,6 +199,38 @@ def test_splits_and_names_stay_and_images_do_not_collide(tmp_path):
     ]
     lists = {file.stem for file in (tmp_path / "out" / "ImageSets" / "Main").iterdir()}
     assert lists == {"train", "val"}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_odd_file_names_become_names_that_every_reader_finds(tmp_path, kind):
+    """Hidden, with spaces at its ends, or too long for a.json beside a.png."""
+    source = coco_set(tmp_path / "source")
+    file = source / "train" / "instances_train.json"
+    document = json.loads(file.read_text())
+    odd = [".hidden.png", "end .png", " start.png", f"{'x' * 251}.png"]
+    for image, name in zip(document["images"], odd, strict=True):
+        (source / "train" / image["file_name"]).rename(source / "train" / name)
+        image["file_name"] = name
+    file.write_text(json.dumps(document))
+    cache = tmp_path / "cache"
+    converted(source, tmp_path / "out", "--to", kind, "--cache-dir", cache)
+    before = contents(opened(source, cache=cache), crowds=False)
+    after = contents(opened(tmp_path / "out", cache=cache), crowds=False)
+    assert {image: len(boxes) for image, boxes in after.items()} == {
+        image: len(boxes) for image, boxes in before.items()
+    }
+
+
+def test_many_images_with_one_name_take_no_quadratic_time():
+    names = ImageNames()
+    found = {names.name("frame.jpg") for _ in range(20_000)}  # a minute, if it were
+    assert len(found) == 20_000
+    assert names.name("Frame.png") == "Frame_20001.png"
+
+
+def test_names_of_images_differ_on_systems_that_ignore_the_kind_of_unicode():
+    names = ImageNames()
+    assert names.name("\u00e9.png") != unicodedata.normalize("NFC", names.name("e\u0301.png"))
 
 
 def test_same_command_again_changes_nothing(tmp_path, capsys):
