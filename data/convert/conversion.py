@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from data.formats.writers import LabelWriter, WrittenBox, WrittenImage
 from data.labels import Labels
 from utils.files.atomic import link_or_copy, temporary_folder
@@ -23,7 +21,6 @@ COPY = "copy"
 NONE = "none"
 IMAGES = (LINK, COPY, NONE)  # what is done with the image files
 MAX_NAME_BYTES = 240  # systems allow 255, and a number and another suffix are added
-MOST_DIFFERENCE = 1e-3  # pixels between a polygon's extent and its box, if it stands for the box
 
 
 @dataclass
@@ -151,29 +148,12 @@ def _boxes(labels: Labels, index: int) -> list[WrittenBox]:
         box = WrittenBox(
             int(labels.classes[row]),
             (left, top, width, height),
-            _outline(labels, row),
+            list(map(tuple, labels.row_points(row).tolist())),
             area=float(labels.areas[row]),
             crowd=bool(labels.crowd[row]),
         )
         boxes.append(box)
     return boxes
-
-
-def _outline(labels: Labels, row: int) -> list[tuple[float, float]]:
-    """Return the polygon of a box; nothing if it has none, or one of another extent.
-
-    Most formats have either the polygon or the box; the other extent would change the box.
-    """
-    points = labels.row_points(row)
-    if not len(points):
-        return []
-    left, top, width, height = labels.boxes_xywh[row]
-    low = points.min(0)
-    high = points.max(0)
-    expected = [left, top, left + width, top + height]
-    if np.abs(np.array([*low, *high]) - expected).max() > MOST_DIFFERENCE:
-        return []
-    return [(x, y) for x, y in points.astype(float).tolist()]
 
 
 def _place_images(placed: dict[str, str], folder: Path, images: str) -> bool:

@@ -16,6 +16,9 @@ FRACTION_DIGITS = 9  # of a coordinate as a fraction: 1e-5 pixels of an image of
 # What a format cannot hold, for the sentence that lists it.
 IGNORE_REGIONS = "ignore region"
 POLYGONS = "polygon"
+OUT_OF_BOUNDS = "out-of-bounds box"  # a box of which a part is outside the image
+
+SLACK = 1e-3  # pixels between a polygon's extent and its box, if it stands for the box
 
 
 class WrittenBox(NamedTuple):
@@ -23,7 +26,7 @@ class WrittenBox(NamedTuple):
 
     class_index: int
     box_xywh: tuple[float, float, float, float]  # left, top, width, height
-    outline: Sequence[tuple[float, float]] = ()  # a polygon whose extent is the box
+    outline: Sequence[tuple[float, float]] = ()  # a polygon
     area: float = 0.0  # of the object itself, which may be smaller than its box
     crowd: bool = False  # a region to ignore
     score: float | None = None  # in [0, 1], of a detection
@@ -53,11 +56,14 @@ class LabelWriter(ABC):
 
     title: of the format, for the log.
     cannot_hold: what the format has no place for; `lost` counts it.
+    has_both: whether an object has a box and a polygon, whose extent may be another one. Other
+        formats have one of the two.
     is_xml: whether class names are written as XML, which cannot hold all of them.
     """
 
     title: ClassVar[str]
     cannot_hold: ClassVar[frozenset[str]] = frozenset()
+    has_both: ClassVar[bool] = False
     is_xml: ClassVar[bool] = False
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -84,11 +90,21 @@ class LabelWriter(ABC):
             if box.crowd and IGNORE_REGIONS in self.cannot_hold:
                 self.lost[IGNORE_REGIONS] += 1
                 continue
-            if box.outline and POLYGONS in self.cannot_hold:
+            if box.outline and not self._has_place_for_outline(box):
                 self.lost[POLYGONS] += 1
                 box = box._replace(outline=())
+            if OUT_OF_BOUNDS in self.cannot_hold:
+                clipped = clip(box, image.size)
+                if _difference(clipped.box_xywh, box.box_xywh) > SLACK:
+                    self.lost[OUT_OF_BOUNDS] += 1
+                box = clipped
             boxes.append(box)
         self.write(image._replace(boxes=boxes))
+
+    def _has_place_for_outline(self, box: WrittenBox) -> bool:
+        if POLYGONS in self.cannot_hold:
+            return False
+        return self.has_both or _difference(_extent(box.outline), box.box_xywh) <= SLACK
 
     @abstractmethod
     def write(self, image: WrittenImage) -> None:
@@ -144,6 +160,41 @@ class ListingWriter(LabelWriter):
         if split not in self.files:
             self.files[split] = self.begun(split)
         return self.files[split]
+
+
+def clip(box: WrittenBox, size: tuple[int, int]) -> WrittenBox:
+    """Return the part of a box inside an image of this width and height; the box itself if all is.
+
+    >>> clip(WrittenBox(0, (-10, 70, 30, 20)), (100, 80)).box_xywh
+    (0, 70, 20, 10)
+    """
+    left, top, box_width, box_height = box.box_xywh
+    width, height = size
+    right = min(left + box_width, width)
+    bottom = min(top + box_height, height)
+    x = max(left, 0)
+    y = max(top, 0)
+    if (x, y) == (left, top) and right == left + box_width and bottom == top + box_height:
+        return box
+    outline = [(min(max(px, 0), width), min(max(py, 0), height)) for px, py in box.outline]
+    return box._replace(box_xywh=(x, y, right - x, bottom - y), outline=outline)
+
+
+def _extent(outline: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
+    """Return left, top, width and height of a polygon."""
+    columns = [x for x, _ in outline]
+    rows = [y for _, y in outline]
+    left = min(columns)
+    top = min(rows)
+    return left, top, max(columns) - left, max(rows) - top
+
+
+def _difference(first_xywh: Sequence[float], second_xywh: Sequence[float]) -> float:
+    """Return by how many pixels two boxes differ, at the side where they differ most."""
+    corners = []
+    for left, top, width, height in (first_xywh, second_xywh):
+        corners.append((left, top, left + width, top + height))
+    return max(abs(one - other) for one, other in zip(*corners, strict=True))
 
 
 def join(*parts: str) -> str:

@@ -16,6 +16,7 @@ class CocoWriter(ListingWriter):
     """Writes the boxes, polygons and ignore regions of images in `images/train/`, bit for bit."""
 
     title: ClassVar[str] = "COCO JSON"
+    has_both: ClassVar[bool] = True
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)

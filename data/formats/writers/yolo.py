@@ -18,6 +18,7 @@ import yaml
 from data.dataset_yaml import SPLITS
 from data.formats.writers.base import (
     IGNORE_REGIONS,
+    OUT_OF_BOUNDS,
     POLYGONS,
     LabelWriter,
     WrittenBox,
@@ -46,7 +47,7 @@ class YoloWriter(LabelWriter):
     """Writes `labels/` beside `images/`, and `data.yaml`, or `classes.txt` without splits."""
 
     title: ClassVar[str] = "YOLO"
-    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
+    cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS, OUT_OF_BOUNDS})
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)

@@ -173,6 +173,24 @@ def test_polygon_of_another_extent_is_written_as_its_box(tmp_path):
     np.testing.assert_allclose(labels.boxes_xywh, [[1, 2, 30, 20]], atol=1e-6)
 
 
+def test_boxes_over_the_border_are_not_lost_in_yolo(tmp_path, capsys):
+    source = coco_set(tmp_path / "source")
+    file = source / "train" / "instances_train.json"
+    document = json.loads(file.read_text())
+    width, height = (document["images"][1][side] for side in ("width", "height"))
+    boxes = [[-10, -5, 30, 20], [width - 5, 10, 20, 20], [-5, -5, 200, 200]]
+    document["annotations"] = [
+        {"id": number, "image_id": 1, "category_id": 0, "bbox": box}
+        for number, box in enumerate(boxes)
+    ]
+    file.write_text(json.dumps(document))
+    converted(source, tmp_path / "out", "--to", "yolo", "--cache-dir", tmp_path / "cache")
+    assert "not in this format: 3 out-of-bounds boxes" in capsys.readouterr().out
+    labels = opened(tmp_path / "out", cache=tmp_path / "cache").labels["train"]
+    expected = [[0, 0, 20, 15], [width - 5, 10, 5, 20], [0, 0, width, height]]
+    np.testing.assert_allclose(labels.boxes_xywh, expected, atol=1e-6)
+
+
 # ---------------------------------------------------------------------- the folder
 
 

@@ -234,3 +234,36 @@ def test_data_set_without_images_is_written(tmp_path, kind):
     writer = WRITERS[kind](tmp_path, NAMES)
     writer.close()
     assert not writer.lost
+
+
+def test_box_over_the_border_is_clipped_in_yolo(tmp_path):
+    """Readers refuse fractions outside 0 to 1: YOLOv5 the whole image, Kestrel the row."""
+    box = WrittenBox(0, (80, -20, 40, 60))  # in an image of 100 x 200: 80 to 100, 0 to 40
+    triangle = WrittenBox(1, (-10, 0, 60, 100), [(-10, 0), (50, 0), (20, 100)])
+    writer = written(tmp_path / "1", "yolo", box, BOX)
+    rows = (tmp_path / "1" / "labels" / "train" / "a.txt").read_text().splitlines()
+    assert rows == ["0 0.9 0.1 0.2 0.2", "0 0.25 0.2 0.3 0.2"]
+    assert writer.lost == {"out-of-bounds box": 1}
+
+    assert written(tmp_path / "2", "yolo", triangle).lost == {"out-of-bounds box": 1}
+    rows = (tmp_path / "2" / "labels" / "train" / "a.txt").read_text().splitlines()
+    assert rows == ["1 0 0 0.5 0 0.2 0.5"]
+
+
+def test_box_that_ends_at_the_border_up_to_rounding_is_not_counted(tmp_path):
+    assert not written(tmp_path, "yolo", WrittenBox(0, (60.1, 20, 39.9000001, 40))).lost
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_polygon_of_another_extent_than_its_box_stays_in_coco_and_is_counted_elsewhere(
+    tmp_path, kind
+):
+    """Most formats have one of the two, and the box is what is trained."""
+    polygon = TRIANGLE._replace(box_xywh=(0, 0, 50.01, 100))
+    writer = written(tmp_path, kind, polygon)
+    assert writer.lost == ({} if kind == "coco" else {"polygon": 1})
+    if kind == "coco":
+        document = json.loads((tmp_path / "annotations" / "instances_train.json").read_text())
+        (annotation,) = document["annotations"]
+        assert annotation["bbox"] == [0, 0, 50.01, 100]
+        assert annotation["segmentation"] == [[0, 0, 50, 0, 25, 100]]
