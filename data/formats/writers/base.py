@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from data.formats.writers.xml_text import require_writable
+from utils.printable import excerpt
 
 PIXEL_DIGITS = 6  # decimal places of a coordinate in pixels
 FRACTION_DIGITS = 9  # of a coordinate as a fraction: 1e-5 pixels of an image of 10,000
@@ -58,12 +59,15 @@ class LabelWriter(ABC):
     cannot_hold: what the format has no place for; `lost` counts it.
     has_both: whether an object has a box and a polygon, whose extent may be another one. Other
         formats have one of the two.
+    has_any_name: whether a class name may have line breaks, and spaces at its ends. Other formats
+        have names in lists of lines, or readers strip them.
     is_xml: whether class names are written as XML, which cannot hold all of them.
     """
 
     title: ClassVar[str]
     cannot_hold: ClassVar[frozenset[str]] = frozenset()
     has_both: ClassVar[bool] = False
+    has_any_name: ClassVar[bool] = False
     is_xml: ClassVar[bool] = False
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -71,6 +75,8 @@ class LabelWriter(ABC):
 
         Raises ValueError if the format cannot hold a name.
         """
+        if not self.has_any_name:
+            _require_lines(names, self.title)
         if self.is_xml:
             require_writable(names)
         self.folder = folder
@@ -160,6 +166,17 @@ class ListingWriter(LabelWriter):
         if split not in self.files:
             self.files[split] = self.begun(split)
         return self.files[split]
+
+
+def _require_lines(names: Iterable[str], title: str) -> None:
+    """Raise ValueError for a name that a reader of lines would not read as it is."""
+    for name in names:
+        stripped = name.strip().lstrip("\ufeff")
+        if name != stripped or "\n" in name or "\r" in name:
+            raise ValueError(
+                f"{title} cannot hold the class '{excerpt(name)}', which is not one line without "
+                "spaces at its ends: rename it, or choose coco"
+            )
 
 
 def clip(box: WrittenBox, size: tuple[int, int]) -> WrittenBox:

@@ -17,6 +17,7 @@ class CocoWriter(ListingWriter):
 
     title: ClassVar[str] = "COCO JSON"
     has_both: ClassVar[bool] = True
+    has_any_name: ClassVar[bool] = True
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)

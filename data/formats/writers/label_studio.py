@@ -32,6 +32,7 @@ class LabelStudioWriter(ListingWriter):
 
     title: ClassVar[str] = "Label Studio JSON"
     cannot_hold: ClassVar[frozenset[str]] = frozenset({IGNORE_REGIONS})
+    has_any_name: ClassVar[bool] = True
     is_xml: ClassVar[bool] = True
 
     def begun(self, split: str) -> OpenFile:

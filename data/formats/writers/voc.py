@@ -12,6 +12,7 @@ from typing import ClassVar
 from data.formats.voc.folders import BACKGROUND, LABEL_MAP
 from data.formats.writers.base import (
     POLYGONS,
+    SLACK,
     LabelWriter,
     WrittenBox,
     WrittenImage,
@@ -19,6 +20,10 @@ from data.formats.writers.base import (
     pixels,
 )
 from data.formats.writers.xml_text import element
+
+# what is counted as lost, besides polygons
+NARROW = "sub-pixel box"  # becomes a pixel wide, or high
+LIST = "list of classes"
 
 
 class VocWriter(LabelWriter):
@@ -52,6 +57,8 @@ class VocWriter(LabelWriter):
     def _object(self, box: WrittenBox) -> list[str]:
         """Return the lines of an object; an ignore region is one that is difficult."""
         left, top, width, height = box.box_xywh
+        if min(width, height) < 1 - SLACK:
+            self.lost[NARROW] += 1
         corners = {
             "xmin": left + 1,
             "ymin": top + 1,
@@ -74,6 +81,8 @@ class VocWriter(LabelWriter):
                 text = "".join(f"{stem}\n" for stem in stems)
                 self.write_file(f"ImageSets/Main/{split}.txt", text)
         # Names that the list of CVAT gives another meaning are only in the labels.
-        if not any(name == BACKGROUND or name.startswith("#") for name in self.names):
+        if any(name == BACKGROUND or name.startswith("#") for name in self.names):
+            self.lost[LIST] += 1
+        else:
             rows = "".join(f"{name}:::\n" for name in self.names)
             self.write_file(LABEL_MAP, f"# label:color_rgb:parts:actions\n{rows}")

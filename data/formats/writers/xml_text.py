@@ -14,7 +14,10 @@ def require_writable(names: Iterable[str]) -> None:
     """Raise ValueError for a name that XML cannot hold."""
     for name in names:
         if FORBIDDEN.search(name):
-            raise ValueError(f"the class {excerpt(name)} has a character that XML cannot hold")
+            raise ValueError(
+                f"the class '{excerpt(name)}' has a character that XML cannot hold: rename it, or "
+                "choose coco"
+            )
 
 
 def element(tag: str, text: object) -> str:

@@ -167,7 +167,9 @@ def test_boxes_of_a_model_are_marked_in_cvat(tmp_path):
 
 
 def test_box_narrower_than_a_pixel_does_not_end_before_it_begins_in_voc(tmp_path):
-    written(tmp_path, "voc", BOX._replace(box_xywh=(10.25, 20, 0.5, 40)))
+    """It becomes a pixel wide, which is counted."""
+    writer = written(tmp_path, "voc", BOX._replace(box_xywh=(10.25, 20, 0.5, 40)))
+    assert writer.lost == {"sub-pixel box": 1}
     root = ElementTree.parse(tmp_path / "Annotations" / "a.xml").getroot()  # noqa: S314
     corners = [root.findtext(f"object/bndbox/{name}") for name in ("xmin", "xmax")]
     assert corners == ["11.25", "11.25"]
@@ -227,6 +229,24 @@ def test_what_a_format_cannot_hold_is_counted(tmp_path, kind, lost):
 def test_class_name_that_xml_cannot_hold_is_refused(tmp_path, kind):
     with pytest.raises(ValueError, match="has a character that XML cannot hold"):
         WRITERS[kind](tmp_path, ["a\x01b"])
+
+
+LINES = "which is not one line without spaces at its ends"
+
+
+@pytest.mark.parametrize("kind", ["yolo", "voc", "labelme", "cvat"])
+@pytest.mark.parametrize("name", ["two\nlines", "two\rlines", " cat", "cat ", "\ufeffcat"])
+def test_class_name_that_a_list_of_lines_would_change_is_refused(tmp_path, kind, name):
+    """Written as two classes it would shift the numbers of those after it."""
+    with pytest.raises(ValueError, match=LINES):
+        WRITERS[kind](tmp_path, ["dog", name])
+
+
+@pytest.mark.parametrize("name", ["background", "#1"])
+def test_voc_counts_the_list_of_classes_that_its_file_cannot_hold(tmp_path, name):
+    writer = written(tmp_path, "voc", BOX, names=[name, "dog"])
+    assert writer.lost == {"list of classes": 1}
+    assert files(tmp_path) == ["Annotations/a.xml", "ImageSets/Main/train.txt"]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
