@@ -35,6 +35,7 @@ OUTSIDE = {
         "EPIPE",
         "EMFILE",
         "ENFILE",
+        "ENAMETOOLONG",
     )
 }
 

@@ -10,6 +10,8 @@ SOURCE is what train.py takes as --data. Its splits stay; images are held out on
 says so.
 """
 
+import itertools
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +20,13 @@ import torch
 
 from data import Choices, open_data, open_dataset
 from data.convert.conversion import COPY, IMAGES, Converted, convert
+from data.dataset_yaml import DataSpec
 from data.formats.writers import WRITERS
 from data.labels import Labels
 from data.layouts import is_other_path
 from data.layouts.archives import is_archive
 from utils.distributed.world import World
+from utils.files.folders import require_writable
 from utils.flags import FlagParser
 from utils.printable import counted
 from utils.terminal import run_and_exit
@@ -55,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
     if not 0 <= args.val_split < 1:
         raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
     choices = Choices(args.val_split, args.group, tuple(args.names), tuple(args.merge))
+    if not args.out.is_dir():
+        require_writable(args.out, "OUT")
     refuse_inside(args.out, args.source)
-    labels_of, names = read_splits(args.source, choices, args.cache_dir)
+    wanted = ["val"] if args.val_split else []
+    spec = open_data(*args.source, splits=wanted, choices=choices, cache_dir=args.cache_dir)
+    refuse_inside(args.out, folders_of(spec))
+    labels_of, names = read_splits(args.source, spec, choices, args.cache_dir)
     result = convert(labels_of, names, WRITERS[args.to], args.out, images=args.images)
 
     what = f"{counted(result.images, 'image')}, {counted(result.boxes, 'box')}"
@@ -76,24 +85,28 @@ def refuse_inside(out: Path, source: Sequence[str]) -> None:
 
     A tool's file finds images in its folder; a YAML and an archive do not.
     """
-    target = out.resolve()
+    target = Path(os.path.realpath(out))
     for name in source:
-        folder = Path(name).resolve()
+        folder = Path(os.path.realpath(name))
         if is_other_path(name) and not folder.is_dir() and not is_archive(folder):
             folder = folder.parent
         if folder.is_dir() and folder in (target, *target.parents):
             raise ValueError(f"{out} is in {name}, which is read: choose a folder outside of it")
 
 
+def folders_of(spec: DataSpec) -> list[str]:
+    """Return the folders in which the images of a data set are looked for."""
+    paths = itertools.chain(*spec.splits.values())
+    return [str(path) for path in paths if path.is_dir()]
+
+
 def read_splits(
-    source: Sequence[str], choices: Choices, cache_dir: str
+    source: Sequence[str], spec: DataSpec, choices: Choices, cache_dir: str
 ) -> tuple[dict[str, Labels], list[str]]:
     """Return the labels of all splits of a data set, and its class names.
 
     A data set without splits has one that is called "".
     """
-    wanted = ["val"] if choices.val_split else []
-    spec = open_data(*source, splits=wanted, choices=choices, cache_dir=cache_dir)
     present = list(spec.splits)
     dataset = open_dataset(
         source,

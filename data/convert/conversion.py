@@ -2,7 +2,6 @@
 
 import filecmp
 import os
-import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from data.formats.writers import LabelWriter, WrittenBox, WrittenImage
 from data.labels import Labels
-from utils.files.atomic import link_or_copy, temporary_folder
+from utils.files.atomic import copy_file, link_or_copy, name_os_errors, temporary_folder
 from utils.files.safe_names import safe_name
 from utils.outputs.names import shorten
 from utils.printable import counted, printable
@@ -59,18 +58,20 @@ def convert(
     OSError if it cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(folder) as work:
+    # absolute, so that what is written for "." lies beside it and not in it
+    with temporary_folder(folder.absolute()) as work:
         new = work / "contents"
         new.mkdir()
         result = Converted()
         writer = writer_type(new, names)
         placed: dict[str, str] = {}  # the path of each image by its place
-        for image in written_images(labels_of):
-            writer.add(image)
-            placed[writer.image_place(image.name, image.split)] = image.path
-            result.images += 1
-            result.boxes += len(image.boxes)
-        writer.close()
+        with name_os_errors(folder):
+            for image in written_images(labels_of):
+                writer.add(image)
+                placed[writer.image_place(image.name, image.split)] = image.path
+                result.images += 1
+                result.boxes += len(image.boxes)
+            writer.close()
         result.lost = writer.lost
         if images == NONE:
             placed = {}
@@ -80,7 +81,7 @@ def convert(
             result.is_new = False
             return result
         result.copied = _place_images(placed, new, images)
-        os.replace(new, folder)
+        _rename(new, folder)
     return result
 
 
@@ -165,24 +166,45 @@ def _place_images(placed: dict[str, str], folder: Path, images: str) -> bool:
         if images == LINK:
             copied = not link_or_copy(path, target) or copied
         else:
-            shutil.copyfile(path, target)
+            copy_file(path, target)
     return copied
 
 
+def _rename(new: Path, folder: Path) -> None:
+    """Raise ValueError if another process has written the folder meanwhile."""
+    try:
+        os.replace(new, folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        raise ValueError(
+            f"{printable(folder)} was written by another process meanwhile: choose another folder"
+        ) from None
+
+
+def _are_equal(first: str | Path, second: Path) -> bool:
+    """Whether two files have the same bytes."""
+    return os.path.samefile(first, second) or filecmp.cmp(first, second, shallow=False)
+
+
 def _require_same(new: Path, folder: Path, placed: dict[str, str]) -> None:
-    """Raise ValueError unless a folder has the label files of `new`, and the images."""
+    """Raise ValueError unless a folder has the label files of `new`, and the images.
+
+    One that is missing is enough to know: the folder may have any number of others.
+    """
     labels = {file.relative_to(new).as_posix() for file in new.rglob("*") if file.is_file()}
-    present = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
-    differs = sorted(labels.union(placed).symmetric_difference(present))
-    for place in sorted(labels & present):
-        if not filecmp.cmp(new / place, folder / place, shallow=False):
-            differs.append(place)
-    for place, path in placed.items():
-        file = folder / place
-        if place in present and os.path.getsize(file) != os.path.getsize(path):
-            differs.append(place)
+    expected = labels.union(placed)
+    differs = sorted(place for place in expected if not (folder / place).is_file())
+    if not differs:
+        files = (file for file in folder.rglob("*") if file.is_file())
+        present = {file.relative_to(folder).as_posix() for file in files}
+        differs = sorted(present - expected)
+        sources = {place: new / place for place in sorted(labels)} | placed
+        for place, source in sources.items():
+            if not _are_equal(source, folder / place):
+                differs.append(place)
     if differs:
         raise ValueError(
             f"{printable(folder)} exists and differs in {counted(len(differs), 'file')}, such as "
-            f"{printable(differs[0])}: remove it, or choose another folder"
+            f"{printable(differs[0])}: choose a folder that does not exist"
         )

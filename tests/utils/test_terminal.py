@@ -106,6 +106,8 @@ def test_disk_error_is_one_line():
         1,
         "error: last.pt: File too large (over the limit of ulimit -f or of the disk)\n",
     )
+    code, text = run_script("open('x' * 300)")
+    assert (code, text) == (1, f"error: {'x' * 300}: File name too long\n")
     code, text = run_script("open('/dev/null/x')")  # not a directory: a bug of ours
     assert code == 1
     assert text.startswith("Traceback")

@@ -60,6 +60,14 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def copy_file(file: str, target: Path) -> None:
+    """Copy a file. The OSError of a full disk names `target`, that of an absent file names it."""
+    with open(file, "rb"):  # an error names it
+        pass
+    with name_os_errors(target):
+        shutil.copyfile(file, target)
+
+
 def link_or_copy(file: str, target: Path) -> bool:
     """Make a hard link to a file, or a copy on another disk; return whether it is a link.
 
@@ -68,7 +76,7 @@ def link_or_copy(file: str, target: Path) -> bool:
     try:
         os.link(os.path.realpath(file), target)
     except OSError:
-        shutil.copyfile(file, target)
+        copy_file(file, target)
         return False
     return True
 

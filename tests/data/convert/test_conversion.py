@@ -283,9 +283,60 @@ def test_folder_that_holds_something_else_is_refused(tmp_path, change):
     if change == "less":
         label.unlink()
     before = files(out)
-    with pytest.raises(ValueError, match=r"exists and differs in 1 file, such as .*: remove it"):
+    with pytest.raises(ValueError, match=r"exists and differs in 1 file, such as .*: choose "):
         converted(*words)
     assert files(out) == before
+
+
+def test_image_that_was_changed_in_the_same_number_of_bytes_is_noticed(tmp_path):
+    source = coco_set(tmp_path / "source")
+    words = [source, tmp_path / "out", "--to", "yolo", "--cache-dir", tmp_path / "cache"]
+    converted(*words)
+    image = tmp_path / "out" / "images" / "train" / "photo 1.png"
+    image.write_bytes(image.read_bytes()[::-1])
+    with pytest.raises(ValueError, match=r"differs in 1 file, such as images/train/photo 1\.png"):
+        converted(*words)
+
+
+def test_current_folder_can_be_out_again(tmp_path, monkeypatch):
+    source = coco_set(tmp_path / "source")
+    words = ("--to", "yolo", "--cache-dir", tmp_path / "cache")
+    converted(source, tmp_path / "out", *words)
+    monkeypatch.chdir(tmp_path / "out")
+    assert not converted(source, ".", *words).is_new
+
+
+def test_folder_that_another_process_has_written_meanwhile_is_left(tmp_path, monkeypatch):
+    source = coco_set(tmp_path / "source")
+    out = tmp_path / "out"
+
+    def written_meanwhile(*_arguments):
+        out.mkdir()
+        (out / "a.txt").write_text("of another process")
+        return False
+
+    monkeypatch.setattr("data.convert.conversion._place_images", written_meanwhile)
+    with pytest.raises(ValueError, match="out was written by another process meanwhile"):
+        converted(source, out, "--to", "yolo", "--cache-dir", tmp_path / "cache")
+    assert files(out) == {"a.txt": b"of another process"}
+
+
+@pytest.mark.parametrize("place", ["file", "file/out", "link"])
+def test_out_that_cannot_be_made_is_refused_before_the_labels_are_read(tmp_path, capsys, place):
+    source = coco_set(tmp_path / "source")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"^OUT .* is not a folder$"):
+        converted(source, tmp_path / place, "--to", "yolo", "--cache-dir", tmp_path / "cache")
+    assert capsys.readouterr().out == ""
+
+
+def test_folder_inside_an_image_folder_of_a_yaml_is_refused(tmp_path):
+    words = ("--to", "yolo", "--cache-dir", tmp_path / "cache")
+    converted(coco_set(tmp_path / "source"), tmp_path / "yolo", *words)
+    out = tmp_path / "yolo" / "images" / "train" / "out"
+    with pytest.raises(ValueError, match="which is read: choose a folder outside of it"):
+        converted(tmp_path / "yolo" / "data.yaml", out, *words)
 
 
 @pytest.mark.parametrize("place", ["", "out"])

@@ -13,10 +13,25 @@ import torch
 import train
 from tests.support.launching import small_run_flags
 from utils.files import checkpoint_file
-from utils.files.atomic import atomic_write, name_os_errors
+from utils.files.atomic import atomic_write, copy_file, name_os_errors
 from utils.files.folders import remove_partial_files
 from utils.files.writers import write_csv
 from utils.terminal import FaultError, exit_code_of
+
+
+def test_full_disk_is_said_of_the_copy(tmp_path, monkeypatch):
+    """Python's own error names the file that is read."""
+    source = tmp_path / "a.png"
+    source.write_bytes(b"pixels")
+
+    def full(file, _target):
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(OSError, match=r"No space.*out\.png"):
+        copy_file(str(source), tmp_path / "out.png")
+    with pytest.raises(FileNotFoundError, match=r"none\.png"):
+        copy_file(str(tmp_path / "none.png"), tmp_path / "out.png")
 
 
 def test_os_error_names_the_file(tmp_path):
