@@ -379,12 +379,13 @@ def open_detection_outputs(
     further = []
     if args.save_labels:
         labels = folder / "annotations"
-        if labels.exists():
+        if os.path.lexists(labels):
             raise ValueError(
                 f"{labels} exists, and labels are not overwritten: give another --name"
             )
+        writer = WRITERS[args.save_labels](labels, names)  # which may refuse the names
         labels.mkdir()
-        further.append(DetectionLabels(WRITERS[args.save_labels](labels, names), inputs))
+        further.append(DetectionLabels(writer, inputs))
 
     return open_outputs(
         folder,

@@ -13,9 +13,12 @@ import torch
 import detect
 import train
 from data.formats.writers import WRITERS
+from data.formats.writers.coco import CocoWriter
+from data.formats.writers.detections import DetectionLabels
 from tests.support.data_sets import opened
 from tests.support.exporting import lively_detector, save_checkpoint
 from utils.distributed.world import World
+from utils.images.detections import Frame, ImageDetections
 
 CPU = World(torch.device("cpu"))
 NAMES = ["disc", "square", "bar"]
@@ -120,6 +123,40 @@ def test_images_with_one_stem_and_in_subfolders_have_labels_of_their_own(run, ti
     assert labels == ["labels/a.bmp.txt", "labels/a.png.txt", "labels/street/a.txt"]
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("place", ["images", "street/JPEGImages"])
+def test_labels_of_a_source_with_an_image_folder_are_found(run, tiny_data, tmp_path, kind, place):
+    """Readers look for labels beside the last folder called images."""
+    shutil.copytree(tiny_data.parent / "images", tmp_path / "photos" / place)
+    annotations = run(tmp_path / "photos", "--save-labels", kind, "--save-json") / "annotations"
+    if kind == "label-studio":
+        accept_predictions(annotations)
+    dataset = opened(annotations, cache=tmp_path / "cache", val_split=0.5)
+    found = {image: len(boxes) for image, boxes in boxes_by_image(dataset).items()}
+    expected = expected_boxes(tmp_path / "d")
+    assert found == {image: len(boxes) for image, boxes in expected.items()}
+
+
+def test_image_that_is_given_twice_is_written_once(tmp_path):
+    """As on standard input, where a path keeps its name."""
+    labels = DetectionLabels(CocoWriter(tmp_path, NAMES), None)
+    frame = Frame(np.zeros((8, 8, 3), np.uint8), "no file", "a.jpg")
+    nothing = ImageDetections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
+    for _ in range(2):
+        labels.write(frame, nothing)
+    labels.close()
+    document = json.loads((tmp_path / "annotations" / "instances.json").read_text())
+    assert [image["file_name"] for image in document["images"]] == ["a.jpg"]
+
+
+def test_format_that_cannot_hold_a_class_name_leaves_no_labels(tmp_path):
+    """So that the command works with another format."""
+    args = detect.parse_args(["--save-labels", "yolo", "--nosave"])
+    with pytest.raises(ValueError, match="YOLO cannot hold the class"):
+        detect.open_detection_outputs(args, tmp_path, ["two\nlines"], None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_frames_of_a_video_are_written_as_images(run, tmp_path):
     file = tmp_path / "clip.avi"
     video = cv2.VideoWriter(str(file), cv2.VideoWriter_fourcc(*"MJPG"), 5, (64, 48))
@@ -146,6 +183,16 @@ def test_image_without_detections_has_empty_labels(run, tiny_data):
     folder = run(tiny_data.parent / "images", "--save-labels", "yolo", *flags) / "annotations"
     assert {file.read_text() for file in folder.glob("labels/*.txt")} == {""}
     assert len(list(folder.glob("labels/*.txt"))) == 8
+
+
+def test_image_without_detections_waits_for_a_person_in_label_studio(run, tiny_data):
+    """With an empty annotation it would count as labeled, and nobody would be shown it."""
+    flags = ("--save-labels", "label-studio", "--conf", "1")
+    folder = run(tiny_data.parent / "images", *flags) / "annotations"
+    tasks = json.loads((folder / "tasks.json").read_text())
+    assert len(tasks) == 8
+    assert all(task.keys() == {"data", "predictions"} for task in tasks)
+    assert [task["predictions"][0]["result"] for task in tasks] == [[]] * 8
 
 
 def test_unknown_format_is_refused(run, tiny_data):

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from utils.files.safe_names import safe_name
@@ -38,9 +38,17 @@ class OutputNames:
 
     None: inputs arrive one by one. The first of `a.bmp` and `a.jpg` gets `a`, the second one keeps
     its suffix.
+
+    reserved: names, in lower case, that no folder gets.
     """
 
-    def __init__(self, known: Sequence[tuple[str, bool]] | None = None) -> None:
+    def __init__(
+        self,
+        known: Sequence[tuple[str, bool]] | None = None,
+        *,
+        reserved: Collection[str] = (),
+    ) -> None:
+        self._reserved = reserved
         # by path: the name of the frame, and whether it is of a video
         self._owners: dict[str, tuple[str, bool]] = {}
         self._folders: set[str] = set()
@@ -55,7 +63,7 @@ class OutputNames:
         """Note the inputs that will arrive."""
         count = Counter[str]()
         for name, is_video in known:
-            path = path_inside(name).casefold()
+            path = path_inside(name, self._reserved).casefold()
             stem = os.path.splitext(path)[0]
             count[stem] += 1
             self._inputs.add(path)
@@ -86,11 +94,11 @@ class OutputNames:
         `a.jpg` gets `a.jpg`, and no other image does. In another format `a.bmp` gets `a.jpg` only
         if it is known that no other `a` will arrive, otherwise `a.bmp.jpg`.
         """
-        is_converted = not path_inside(frame.name).endswith(suffix)
+        is_converted = not path_inside(frame.name, self._reserved).endswith(suffix)
         return self._stem(frame, suffix, keep_suffix=is_converted and not self._are_known) + suffix
 
     def _stem(self, frame: Frame, suffix: str, *, keep_suffix: bool) -> str:
-        name = path_inside(frame.name)
+        name = path_inside(frame.name, self._reserved)
         owner = (frame.name, frame.number is not None)
         if any(folder in self._owners for folder in folders_of(name.casefold())):
             name = name.replace("/", "_")  # a file has the name of its folder
@@ -153,19 +161,24 @@ def folders_of(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def path_inside(name: str) -> str:
+def path_inside(name: str, reserved: Collection[str] = ()) -> str:
     """Return a relative path that stays in its folder, the same as `name` if that is one.
 
     Long parts are shortened. A folder that has the name of one of the outputs' own gets another
-    one.
+    one, and so does any folder with a reserved name.
 
     >>> path_inside("street/a.jpg"), path_inside("/etc/../b.jpg"), path_inside("crops/a.jpg")
     ('street/a.jpg', 'etc/_/b.jpg', '_crops/a.jpg')
+    >>> path_inside("a/Images/b.jpg", reserved=["images"])
+    'a/_Images/b.jpg'
     """
-    parts = safe_name(name).split("/")
-    if len(parts) > 1 and parts[0].casefold() in OWN_NAMES:
-        parts[0] = f"_{parts[0]}"
-    return "/".join(map(shorten, parts))
+    *folders, file = safe_name(name).split("/")
+    parts = []
+    for index, folder in enumerate(folders):
+        is_own = index == 0 and folder.casefold() in OWN_NAMES
+        is_reserved = folder.casefold() in reserved
+        parts.append(f"_{folder}" if is_own or is_reserved else folder)
+    return "/".join(map(shorten, [*parts, file]))
 
 
 def shorten(part: str, max_bytes: int = MAX_BYTES) -> str:

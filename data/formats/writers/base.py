@@ -45,6 +45,7 @@ class WrittenImage(NamedTuple):
     size: tuple[int, int]  # width, height of the upright image
     boxes: Sequence[WrittenBox]
     split: str = ""  # train, val or test; "" for none
+    is_detected: bool = False  # whether the boxes, or that there are none, are of a model
 
     @property
     def stem(self) -> str:

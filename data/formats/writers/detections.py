@@ -1,26 +1,32 @@
 """Write detections as the labels of a data set, for a person to correct in an annotation tool."""
 
 import os
-import shutil
 from collections.abc import Sequence
 
 from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
 from data.labels import MIN_BOX_SIDE
+from utils.files.atomic import copy_file, name_os_errors
+from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, with_number
+
+# Readers look for the labels of images/a.jpg beside the last folder of this name.
+IMAGE_FOLDERS = ("images", "jpegimages")
 
 
 class DetectionLabels:
     """An output of detect.py: the boxes of each frame in a label format, with its image.
 
     Images are copied. Frames of videos and streams, and images without a file, become JPEG files.
+    An image that is given again is written once.
     """
 
     def __init__(self, writer: LabelWriter, known: Sequence[tuple[str, bool]] | None) -> None:
         """known: as for OutputNames."""
         self.writer = writer
-        self._names = OutputNames(known)
+        self._names = OutputNames(known, reserved=IMAGE_FOLDERS)
+        self._written: set[str] = set()
         self._is_open = True
 
     def write(self, frame: Frame, detections: ImageDetections) -> None:
@@ -29,20 +35,27 @@ class DetectionLabels:
         suffix = os.path.splitext(frame.name)[1] if is_file else ".jpg"
         name = f"{stem}{suffix}"
 
+        if name in self._written:
+            return
+        self._written.add(name)
+
         target = prepare_file(self.writer.folder, self.writer.image_place(name, ""))
         if is_file:
-            shutil.copyfile(frame.path, target)
+            copy_file(frame.path, target)
         else:
-            target.write_bytes(encode_bgr(frame.image, suffix))
+            write_bytes(target, encode_bgr(frame.image, suffix))
 
         height, width = frame.image.shape[:2]
         boxes = _boxes(detections)
-        self.writer.add(WrittenImage(frame.path, name, (width, height), boxes))
+        image = WrittenImage(frame.path, name, (width, height), boxes, is_detected=True)
+        with name_os_errors(self.writer.folder):
+            self.writer.add(image)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self.writer.close()
+            with name_os_errors(self.writer.folder):
+                self.writer.close()
 
 
 def _boxes(detections: ImageDetections) -> list[WrittenBox]:

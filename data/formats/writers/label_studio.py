@@ -44,9 +44,9 @@ class LabelStudioWriter(ListingWriter):
         regions = [self._region(box, number, image) for number, box in enumerate(image.boxes)]
         place = quote(self.image_place(image.name, image.split))
         task: dict[str, object] = {"data": {"image": f"/data/local-files/?d={place}"}}
-        scores = [box.score for box in image.boxes if box.score is not None]
-        if scores:
-            mean = round(sum(scores) / len(scores), 4)
+        if image.is_detected:
+            scores = [box.score or 0.0 for box in image.boxes]
+            mean = round(sum(scores) / max(1, len(scores)), 4)
             task["predictions"] = [{"model_version": MODEL, "score": mean, "result": regions}]
         else:
             task["annotations"] = [{"result": regions}]

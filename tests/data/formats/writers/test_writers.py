@@ -202,7 +202,10 @@ def test_label_studio(tmp_path):
 
 
 def test_detections_are_predictions_in_label_studio(tmp_path):
-    written(tmp_path, "label-studio", DETECTED, DETECTED._replace(score=0.625), split="")
+    writer = WRITERS["label-studio"](tmp_path, NAMES)
+    boxes = [DETECTED, DETECTED._replace(score=0.625)]
+    writer.add(WrittenImage("/photos/a.jpg", "a.jpg", (100, 200), boxes, is_detected=True))
+    writer.close()
     (task,) = json.loads((tmp_path / "tasks.json").read_text())
     (prediction,) = task["predictions"]
     assert "annotations" not in task
