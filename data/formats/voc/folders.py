@@ -7,7 +7,7 @@ from pathlib import Path
 from data.formats.base import ClassNames
 from data.images import ImageFiles, read_lines
 from data.report import IMAGE_DROPPED, Problem
-from utils.images.decode import is_image_name
+from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import excerpt, printable
 
 IMAGES = "JPEGImages"
@@ -24,10 +24,13 @@ START_BYTES = 4096  # of a list, to see whether it has ids
 def is_image_set(file: Path) -> bool:
     """Whether `file` is a list of image ids, ROOT/ImageSets/Main/*.txt beside ROOT/JPEGImages.
 
-    A list of image paths in such a folder is none: it can be read as any other list.
+    A list of image paths in such a folder is none: it can be read as any other list. `a.jpg` is
+    the id of an image `a.jpg.png`.
     """
-    is_list = file.suffix.lower() == ".txt" and file.parent.parent.name == LISTS
-    if not is_list or not _images_folder(file).is_dir():
+    if file.suffix.lower() != ".txt" or file.parent.parent.name != LISTS:
+        return False
+    folder = _images_folder(file)
+    if not folder.is_dir():
         return False
 
     try:
@@ -37,7 +40,12 @@ def is_image_set(file: Path) -> bool:
             words = stream.read(START_BYTES).decode("utf-8", "replace").split()
     except OSError:
         return False
-    return bool(words) and not is_image_name(os.path.basename(words[0]))
+    if not words:
+        return False
+    first = os.path.basename(words[0])
+    return not is_image_name(first) or any(
+        (folder / f"{first}{suffix}").is_file() for suffix in IMAGE_SUFFIXES
+    )
 
 
 def images_of_set(file: Path) -> ImageFiles:

@@ -251,6 +251,24 @@ def test_names_of_images_differ_on_systems_that_ignore_the_kind_of_unicode():
     assert names.name("\u00e9.png") != unicodedata.normalize("NFC", names.name("e\u0301.png"))
 
 
+def test_split_of_images_whose_name_has_two_suffixes_stays_in_voc(tmp_path):
+    """Lists of VOC have a.jpg for a.jpg.png, which looks like the path of an image."""
+    source = coco_set(tmp_path / "source")
+    for split in SPLITS:
+        file = source / split / f"instances_{split}.json"
+        document = json.loads(file.read_text())
+        for image in document["images"]:
+            old = image["file_name"]
+            image["file_name"] = old.replace("photo ", f"{split}").replace(".png", ".jpg.png")
+            (source / split / old).rename(source / split / image["file_name"])
+        file.write_text(json.dumps(document))
+    cache = tmp_path / "cache"
+    converted(source, tmp_path / "out", "--to", "voc", "--cache-dir", cache)
+    val = opened(tmp_path / "out", cache=cache).labels["val"]
+    names = [os.path.basename(val.path(index)) for index in range(len(val))]
+    assert names == ["val0.jpg.png", "val1.jpg.png", "val2.jpg.png"]
+
+
 def test_same_command_again_changes_nothing(tmp_path, capsys):
     source = coco_set(tmp_path / "source")
     words = [source, tmp_path / "out", "--to", "yolo", "--cache-dir", tmp_path / "cache"]
