@@ -26,8 +26,9 @@ MAX_NAME_BYTES = 240  # systems allow 255, and a number and another suffix are a
 class Converted:
     """What was written.
 
-    lost: the number of things that the format cannot hold, by their kind. is_new: whether anything
-    was written; otherwise the folder had all of it.
+    boxes: with the ignore regions that the format can hold. lost: the number of things that the
+    format cannot hold, by their kind. is_new: whether anything was written; otherwise the folder
+    had all of it.
     """
 
     images: int = 0
@@ -70,8 +71,8 @@ def convert(
                 writer.add(image)
                 placed[writer.image_place(image.name, image.split)] = image.path
                 result.images += 1
-                result.boxes += len(image.boxes)
             writer.close()
+        result.boxes = writer.boxes
         result.lost = writer.lost
         if images == NONE:
             placed = {}

@@ -82,6 +82,7 @@ class LabelWriter(ABC):
             require_writable(names)
         self.folder = folder
         self.names = list(names)
+        self.boxes = 0  # written so far
         self.lost = Counter[str]()
         self.splits: set[str] = set()  # of the images so far
 
@@ -106,6 +107,7 @@ class LabelWriter(ABC):
                     self.lost[OUT_OF_BOUNDS] += 1
                 box = clipped
             boxes.append(box)
+        self.boxes += len(boxes)
         self.write(image._replace(boxes=boxes))
 
     def _has_place_for_outline(self, box: WrittenBox) -> bool:

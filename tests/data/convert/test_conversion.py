@@ -421,7 +421,13 @@ def test_lost_ignore_regions_are_said(tmp_path, capsys):
     count = result.lost["ignore region"]
     crowds = [opened(source, cache=tmp_path / "cache").labels[split].crowd for split in SPLITS]
     assert count == sum(int(crowd.sum()) for crowd in crowds) > 1
-    assert f"not in this format: {count} ignore regions" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"not in this format: {count} ignore regions" in said
+    # those that were written
+    file = tmp_path / "out" / "annotations_train.xml"
+    texts = [file.read_text(), file.with_name("annotations_val.xml").read_text()]
+    written = sum(text.count("<box ") + text.count("<polygon ") for text in texts)
+    assert f"7 images, {written} boxes" in said
 
 
 SPLITS = ("train", "val")
