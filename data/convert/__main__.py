@@ -28,6 +28,7 @@ from data.layouts.archives import is_archive
 from utils.distributed.world import World
 from utils.files.folders import require_writable
 from utils.flags import FlagParser
+from utils.outputs.interrupts import end_on_signals
 from utils.printable import counted
 from utils.terminal import run_and_exit
 
@@ -126,5 +127,11 @@ def read_splits(
     return labels_of, list(dataset.names)
 
 
+def run_script(arguments: Sequence[str] | None = None) -> None:
+    """Convert as the command line says, until a signal ends it: then nothing is left behind."""
+    with end_on_signals():
+        main(arguments)
+
+
 if __name__ == "__main__":
-    run_and_exit(main)
+    run_and_exit(run_script)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from data.convert.__main__ import main
+from data.convert.__main__ import main, run_script
 from data.convert.conversion import ImageNames
 from data.formats.writers import WRITERS
 from tests.support.data_sets import opened
@@ -458,22 +458,27 @@ def _convert_slowly(source, out, cache):
         time.sleep(60)
 
     conversion._place_images = then_wait
-    converted(source, out, "--to", "yolo", "--cache-dir", cache)
+    run_script(list(map(str, (source, out, "--to", "yolo", "--cache-dir", cache))))
 
 
-def test_killed_conversion_leaves_no_folder(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ended_conversion_leaves_no_folder(tmp_path, number):
     source = coco_set(tmp_path / "source")
     out = tmp_path / "out"
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            _convert_slowly(source, out, tmp_path / "cache")
+            code = exit_code_of(lambda: _convert_slowly(source, out, tmp_path / "cache"))
         finally:
-            os._exit(1)
+            os._exit(code)
     while not list(tmp_path.glob("out.tmp.*/contents/images/val/*_2.png")):
         time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    os.kill(child, number)
+    _, status = os.waitpid(child, 0)
     assert not out.exists()
+    if number != signal.SIGKILL:
+        assert os.WEXITSTATUS(status) == 128 + number
+        assert not list(tmp_path.glob("out.tmp.*"))
     result = converted(source, out, "--to", "yolo", "--cache-dir", tmp_path / "cache")
     assert result.is_new
