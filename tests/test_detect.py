@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from tests.support.exporting import (
     save_checkpoint,
 )
 from tests.support.launching import forked, wait_until
+from tests.support.own_process import start_program
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
@@ -512,6 +512,14 @@ def test_missing_source_of_an_unknown_data_set_is_asked_for(run, tmp_path, weigh
         run("--weights", tmp_path / "other.pt")
 
 
+READ_PIPE = """
+import sys
+from tests.support.launching import run
+sys.stdin = open("paths")
+run("detect", sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals and named pipes")
 def test_interrupt_ends_a_source_that_waits(weights, photos, tmp_path):
@@ -519,21 +527,15 @@ def test_interrupt_ends_a_source_that_waits(weights, photos, tmp_path):
     flags = ["--weights", weights, "--source", "-", "--device", "cpu", "--save-csv"]
     pipe = os.open(tmp_path / "paths", os.O_RDWR)  # the process never sees its end
     os.write(pipe, f"{photos / sorted(os.listdir(photos))[0]}\n".encode())
-    process = subprocess.Popen(
-        [sys.executable, ROOT / "detect.py", *flags],
-        cwd=tmp_path,
-        stdin=pipe,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    while not list(tmp_path.glob("runs/detect/exp/*.png")) and process.poll() is None:
+    process = start_program(READ_PIPE, *flags, folder=tmp_path)
+    while not list(tmp_path.glob("runs/detect/exp/*.png")) and process.is_alive():
         time.sleep(0.05)
     started = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
     os.close(pipe)
-    assert (process.returncode, said.strip().endswith("interrupted")) == (130, True), said
+    said = (tmp_path / "stderr").read_text()
+    assert (process.exitcode, said.strip().endswith("interrupted")) == (130, True), said
     assert time.monotonic() - started < 8  # the limit for threads to end is 10 seconds
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
@@ -32,12 +31,12 @@ from tests.support.exporting import (
     save_checkpoint,
 )
 from tests.support.no_float64 import DEVICE, NoFloat64
+from tests.support.own_process import run_program
 from training import evaluation
 from utils.distributed import precision
 from utils.distributed.world import World
 from utils.terminal import FaultError, exit_code_of
 
-KILLED_EXPORT = Path(__file__).parent / "support" / "killed_export.py"
 CPU = World(torch.device("cpu"))
 
 
@@ -391,8 +390,9 @@ def test_8_bit_export_without_data_is_refused(detector, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_exports_leave_no_half_written_file(weights, tmp_path):
     """A file is missing, or the complete old or new one."""
-    command = [sys.executable, str(KILLED_EXPORT), str(weights)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    code = "import sys; from tests.support.killed_export import main; main(sys.argv[1])"
+    done = run_program(code, weights, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     found = [json.loads(line) for line in lines if line.startswith("[")]
     digest = found[-1][2]

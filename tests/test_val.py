@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from data.scan import scan
 from models import build_model
 from models.backends import Backend, Prediction
 from tests.support.exporting import lively_detector, micro_table, save_checkpoint
+from tests.support.launching import forked
 from training.evaluation import evaluate_split
 from training.result_pictures import draw_detections
 from utils.distributed.world import World
@@ -257,13 +256,10 @@ def test_data_of_other_classes_are_refused(measure, tiny_data, tmp_path):
 
 @pytest.mark.slow
 def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
-    command = [sys.executable, str(ROOT / "val.py"), "--device", "cpu"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 2
-    assert "best.pt under runs: train first, or name a checkpoint" in done.stderr
-    assert done.stderr.count("\n") == 1
+    with forked([{}], ["--device", "cpu"], tmp_path, script="val") as [job]:
+        assert job.end(120) == 2
+    assert "best.pt under runs: train first, or name a checkpoint" in job.err
+    assert job.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

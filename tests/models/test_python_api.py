@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
 from models.python_api import LoadedDetector
 from models.result import Result
+from tests.support.own_process import run_program
 from utils.files import checkpoint_file
 
 ROOT = Path(__file__).parents[2]
@@ -245,9 +244,7 @@ import torch
 model = torch.hub.load({str(ROOT)!r}, "custom", path={str(weights)!r}, source="local", device="cpu", confidence=0.0)
 print(len(model("a.png")) > 10)
 """  # noqa: E501
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = run_program(code, folder=tmp_path)
     assert done.stdout == "True\n", done.stderr
 
 
@@ -328,9 +325,8 @@ print(torch.get_num_threads(), expected)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_child_can_detect_and_load(weights):
-    command = [sys.executable, "-c", FORKED, str(weights)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+def test_forked_child_can_detect_and_load(weights, tmp_path):
+    done = run_program(FORKED, weights, folder=tmp_path, seconds=200)
     assert (done.returncode, done.stdout.split()) == (0, ["0", "0", "4", "20"]), done.stderr
 
 

@@ -1,9 +1,7 @@
 """Run export.py as a command, killed at several instants.
 
-    python tests/support/killed_export.py CHECKPOINT.pt
-
-Prints a JSON list after each run: the instant, the exit status, and a hash of the exported file, or
-null where there is none. Each run is forked from this process, which has imported everything.
+`main` prints a JSON list after each run: the instant, the exit status, and a hash of the exported
+file, or null where there is none. Each run is forked from this process.
 """
 
 import hashlib
@@ -47,10 +45,8 @@ def run_until(instant: str, weights: Path) -> None:
     runpy.run_path(str(ROOT / "export.py"), run_name="__main__")
 
 
-def main(weights: Path) -> None:
-    sys.path.insert(0, str(ROOT))
-    import export  # noqa: F401
-
+def main(path: str) -> None:
+    weights = Path(path)
     for instant in INSTANTS:
         pid = os.fork()
         if pid == 0:
@@ -60,7 +56,3 @@ def main(weights: Path) -> None:
         file = weights.with_suffix(".torchscript")
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
         print(json.dumps([instant, os.waitstatus_to_exitcode(status), digest]), flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

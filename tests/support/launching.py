@@ -27,6 +27,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PRELOADED = [
     "train",
     "val",
+    "detect",
+    "export",
     "utils.plots.canvas",
     "pytest",
     "tests.support.processes",
@@ -264,14 +266,14 @@ def _run_forked(
     real_workers: bool,
 ) -> None:
     """Run the script in a forked process."""
-    _prepare_forked(environment, folder)
+    prepare_forked(environment, folder)
     if not real_workers:
         fork_workers()
     time.sleep(late)
     run(script, arguments)
 
 
-def _prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
+def prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
     """Redirect the output of a forked process and set its environment and working directory."""
     assert sys.modules.keys() >= {*PRELOADED}, (
         "the fork server skips a module that it cannot import"
@@ -378,7 +380,7 @@ def _run_forked_launcher(
     module: str, environment: Mapping[str, str], words: list[str], folder: Path
 ) -> None:
     os.setsid()
-    _prepare_forked(environment, folder)
+    prepare_forked(environment, folder)
     fork_workers()
     importlib.import_module(module).main(words)
 

@@ -1,16 +1,58 @@
-"""Run a measurement in a new process, so that earlier tests do not affect it."""
+"""Run a measurement or a program in a new process, so that earlier tests do not affect it."""
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import TypeVar
+from multiprocessing import Process, get_context
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from tests.support.launching import fork_server, prepare_forked
 
 T = TypeVar("T")
 
 
+class Finished(NamedTuple):
+    """What a program has left, as in subprocess.CompletedProcess."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 def run_in_new_process(function: Callable[..., T], *arguments: object) -> T:
     """Call a module-level function in a new process, which may start others, and return the
-    result.
+    result. Nothing is imported in it, so that its memory is its own.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def run_program(code: str, *arguments: object, folder: Path, seconds: float = 120) -> Finished:
+    """Run `python -c code arguments` in a folder, in a process forked from one that has imported
+    torch and Kestrel.
+
+    Raises AssertionError if it runs for more than so many seconds.
+    """
+    process = start_program(code, *arguments, folder=folder)
+    process.join(seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise AssertionError(f"the program still runs after {seconds:g} s")
+    stdout, stderr = ((folder / name).read_text() for name in ("stdout", "stderr"))
+    return Finished(process.exitcode, stdout, stderr)
+
+
+def start_program(code: str, *arguments: object, folder: Path) -> Process:
+    """Start a program as `run_program` does; its output is in the files stdout and stderr."""
+    words = [str(argument) for argument in arguments]
+    process = fork_server().Process(target=_execute, args=(code, words, folder))
+    process.start()
+    return process
+
+
+def _execute(code: str, words: list[str], folder: Path) -> None:
+    prepare_forked({}, folder)
+    sys.argv = ["-c", *words]
+    exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102

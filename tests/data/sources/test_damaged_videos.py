@@ -5,8 +5,6 @@ their first bytes.
 import os
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -17,6 +15,7 @@ from data.sources import open_source
 from data.sources.containers import HEAD_BYTES, VIDEO_SUFFIXES, container_of, is_cut_off
 from data.sources.video import Reading, video_length
 from tests.support.clips import write_clip, write_noise
+from tests.support.own_process import run_program
 
 ROOT = Path(__file__).parents[3]
 
@@ -187,10 +186,7 @@ def test_nothing_is_printed_on_stderr(tmp_path):
         (tmp_path / name).write_bytes(data)
         (tmp_path / f"cut_{name}").write_bytes(data[: len(data) // 3])
     (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff\xdb")
-    command = [sys.executable, "-c", SILENCE, str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run_program(SILENCE, tmp_path, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") >= 4
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import zipfile
@@ -31,6 +30,7 @@ from models.loading import fixed_settings_note, load_backend
 from models.nms import non_max_suppression
 from tests.support.exporting import DYNAMIC, FIXED, NAMES, SIZE, WITH_NMS, installed
 from tests.support.fuzzing import mutate, result_or_error
+from tests.support.own_process import run_program
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -181,17 +181,10 @@ for path in sys.argv[2:]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_first_calls_of_two_threads_end(exports):
+def test_first_calls_of_two_threads_end(exports, tmp_path):
     names = installed(*FORMATS)
     files = [str(exports(name, *FIXED)) for name in names]
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_THREADS, str(SIZE), *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = run_program(TWO_THREADS, SIZE, *files, folder=tmp_path, seconds=240)
     assert done.stdout == "done\n" * len(names), done.stderr
 
 

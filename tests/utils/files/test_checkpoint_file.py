@@ -3,9 +3,6 @@
 import enum
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 import tracemalloc
 import zipfile
@@ -17,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.launching import fork_server
 from utils.files import checkpoint_file
 
 ROOT = Path(__file__).parents[3]
@@ -131,15 +129,10 @@ def test_unsupported_checkpoint_values_are_refused(tmp_path, value, kind):
     assert [f.name for f in tmp_path.iterdir()] == ["a.pt"]
 
 
-SAVER = """
-import sys, torch
-from pathlib import Path
-from utils.files import checkpoint_file
-state = {"model": {"x": torch.zeros(3_000_000)}, "table": {}, "names": []}
-print("ready", flush=True)
-for n in range(10**6):
-    checkpoint_file.save(Path(sys.argv[1]), state | {"n": n})
-"""
+def save_again_and_again(file: Path) -> None:
+    state = {"model": {"x": torch.zeros(3_000_000)}, "table": {}, "names": []}
+    for n in range(10**6):
+        checkpoint_file.save(file, state | {"n": n})
 
 
 def test_kill_while_saving_leaves_complete_file(tmp_path):
@@ -149,23 +142,20 @@ def test_kill_while_saving_leaves_complete_file(tmp_path):
 
     def wait_for_a_save() -> None:
         while not list(tmp_path.glob("*.tmp.*")):
-            assert saver.poll() is None
+            assert saver.exitcode is None
             assert time.monotonic() < deadline
 
-    saver = subprocess.Popen(
-        [sys.executable, "-c", SAVER, str(file)], cwd=ROOT, stdout=subprocess.PIPE
-    )
+    saver = fork_server().Process(target=save_again_and_again, args=(file,))
+    saver.start()
     try:
-        saver.stdout.readline()
         wait_for_a_save()
         for _ in range(20):  # a reader at the same time sees complete files
             numbers.append(checkpoint_file.load(file)["n"])
             time.sleep(0.005)
         wait_for_a_save()
     finally:
-        os.kill(saver.pid, signal.SIGKILL)
-        saver.wait()
-        saver.stdout.close()
+        saver.kill()
+        saver.join()
     numbers.append(checkpoint_file.load(file)["n"])
     assert numbers == sorted(numbers)
 
