@@ -16,6 +16,14 @@ from tests.support.scripted_server import Answer, Server
 from tests.support.tiny_data import draw_tiny_data
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes of -n auto: one more than there are cores, because tests wait
+    for processes and time limits for a third of their time.
+    """
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with many slow tests first, so that no process is left with one at the end."""
     slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
