@@ -1,39 +1,41 @@
 """Lists of class names that tools write beside YOLO's label files."""
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.formats.base import ClassNames
 from data.formats.json_files import read_json
 from data.images import read_lines
-from utils.printable import printable
+from utils.printable import excerpt, printable
 
 # a name in each line
 TEXT_LISTS = ("classes.txt", "obj.names", "_darknet.labels", "labels.txt", "predefined_classes.txt")
+# of these, those that a person wrote for a tool: they count where a folder has no other list
+GIVEN_TO_TOOLS = ("labels.txt", "predefined_classes.txt")
 NOTES = "notes.json"  # of Label Studio
 NAME_LISTS = (*TEXT_LISTS, NOTES)
-PARENTS = 2  # folders above a source that are looked into, beside it
+SHOWN_NAMES = 300  # characters
 
 
-def listed_names(source: Path, top: Path | None = None) -> ClassNames | None:
-    """Return the classes that a file in a source's folder, or above it, lists; None without one.
-
-    top: the folder above which no file is looked for.
+def lists_in(folder: Path) -> list[ClassNames]:
+    """Return the classes that each list in a folder names.
 
     Raises ValueError with the path of a list that cannot be read or has a name twice.
     """
-    folder = source if os.path.isdir(source) else source.parent
-    for place in (folder, *folder.parents[:PARENTS]):
-        for name in TEXT_LISTS:
-            file = place / name
-            if file.is_file():
-                return names_in_lines(file)
-        if (place / NOTES).is_file():
-            file = place / NOTES
-            return ClassNames(_distinct(file, _notes(file)), str(file))
-        if place == top:
-            break
-    return None
+    files = [folder / name for name in NAME_LISTS if (folder / name).is_file()]
+    own = [file for file in files if file.name not in GIVEN_TO_TOOLS]
+    return [_notes(file) if file.name == NOTES else names_in_lines(file) for file in own or files]
+
+
+def require_same_names(lists: Sequence[ClassNames]) -> None:
+    """Raise ValueError, with both, if lists name other classes, or in another order."""
+    for listed in lists[1:]:
+        first = lists[0]
+        if listed.names != first.names:
+            raise ValueError(
+                f"the class names differ: {printable(first.origin)} has {_shown(first)}; "
+                f"{printable(listed.origin)} has {_shown(listed)}"
+            )
 
 
 def names_in_lines(file: Path) -> ClassNames:
@@ -45,21 +47,27 @@ def names_in_lines(file: Path) -> ClassNames:
     return ClassNames(_distinct(file, names), str(file))
 
 
-def _notes(file: Path) -> list[str]:
+def _notes(file: Path) -> ClassNames:
     """Return the names in the notes of Label Studio, in the order of their ids."""
     document = read_json(file)
     try:
         categories = {entry["id"]: entry["name"] for entry in document["categories"]}
-        names = [categories[index] for index in range(len(categories))]
+        names = [str(categories[index]) for index in range(len(categories))]
     except (KeyError, TypeError):
         reason = "'categories' must name the ids 0, 1, ..."
         raise ValueError(f"{printable(file)}: {reason}") from None
-    return [str(name) for name in names]
+    return ClassNames(_distinct(file, names), str(file))
 
 
-def _distinct(file: Path, names: list[str]) -> tuple[str, ...]:
+def _distinct(file: Path, names: Sequence[str]) -> tuple[str, ...]:
+    first_of: dict[str, int] = {}
     for index, name in enumerate(names):
-        first = names.index(name)
+        first = first_of.setdefault(name, index)
         if first != index:
-            raise ValueError(f"{printable(file)}: classes {first} and {index} are both '{name}'")
+            shown = excerpt(name)
+            raise ValueError(f"{printable(file)}: classes {first} and {index} are both '{shown}'")
     return tuple(names)
+
+
+def _shown(listed: ClassNames) -> str:
+    return excerpt(", ".join(listed.names), SHOWN_NAMES)

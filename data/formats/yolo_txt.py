@@ -22,7 +22,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
-from data.formats.name_lists import NAME_LISTS, listed_names
+from data.formats.name_lists import NAME_LISTS, lists_in, require_same_names
 from data.formats.voc.folders import first_xml
 from data.formats.yolo_values import BOX_VALUES, box_row_length, rows_of_files
 from data.images import find_images, walk_images
@@ -43,6 +43,7 @@ TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outs
 # fraction of the image side by which rounding to six digits may overshoot; not clipped
 ROUNDING = 1e-5
 MOST_FRACTION = 2  # larger coordinates are hardly fractions
+PARENTS = 2  # folders above a source in which a list of its classes may be
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
@@ -59,8 +60,13 @@ class YoloText:
         return True
 
     def class_names(self, source: Path) -> ClassNames:
-        listed = listed_names(source)
-        return listed or ClassNames(_numbers_in_use(self.images(source, ()).images))
+        lists = listed_names(source)
+        try:
+            require_same_names(lists)
+        except ValueError as error:
+            advice = "give each folder with a list of its own to --data by itself"
+            raise ValueError(f"{error}: {advice}") from None
+        return lists[0] if lists else ClassNames(_numbers_in_use(self.images(source, ()).images))
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         paths, problems = find_images(source)
@@ -86,6 +92,43 @@ class YoloText:
         polygons = sum(row.points is not None for row in rows)
         converted = {"polygon": polygons} if polygons else {}
         return ImageRows(rows, problems, has_labels=data is not None, converted=converted)
+
+
+def listed_names(source: Path, top: Path | None = None) -> list[ClassNames]:
+    """Return the lists of classes that tools have written for the labels of a source.
+
+    Those in the folders of its images and of their labels, up to `source`; without any, the nearest
+    of at most PARENTS folders above.
+
+    top: the folder of the data set, in place of `source`; above it no file is looked for.
+
+    Raises ValueError with the path of a list that cannot be read or has a name twice.
+    """
+    end = top or source
+    folders: set[Path] = set()
+    for folder in {os.path.dirname(image) for image in _image_paths(source)}:
+        of_labels = os.path.dirname(label_path(os.path.join(folder, "a.jpg")))
+        for lowest in (Path(folder), Path(of_labels)):
+            above = [parent for parent in lowest.parents if parent.is_relative_to(end)]
+            folders.update((lowest, *above))
+    folders = folders or {source if os.path.isdir(source) else source.parent}
+
+    for _ in range(PARENTS + 1):
+        lists = [listed for folder in sorted(folders) for listed in lists_in(folder)]
+        if lists:
+            return lists
+        folders = {folder.parent for folder in folders if folder != top}
+    return []
+
+
+def _image_paths(source: Path) -> Iterable[str]:
+    """Return the images of a source; none if it cannot be read, which the scan reports."""
+    if os.path.isdir(source):
+        return walk_images(source)
+    try:
+        return find_images(source).images
+    except ValueError:
+        return []
 
 
 def _numbers_in_use(images: Iterable[ListedImage]) -> tuple[str, ...]:

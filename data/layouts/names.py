@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data.formats.base import ClassNames
-from data.formats.name_lists import listed_names
+from data.formats.name_lists import require_same_names
 from data.formats.registry import YOLO_TEXT, format_of
+from data.formats.yolo_txt import listed_names
 from data.images import walk_folders
 from utils.images.decode import is_image_name
 from utils.printable import counted, excerpt, printable
@@ -21,17 +22,16 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
     Raises ValueError if lists of several sources differ, with both, or if there is no class.
     """
     found = {source: format_of(source).class_names(source) for source in sources}
-    lists = {source: names for source, names in found.items() if names.origin}
-    first = next(iter(lists.values()), None)
-    for names in lists.values():
-        if first is not None and names.names != first.names:
-            raise ValueError(
-                f"the class names differ: {printable(first.origin)} has {_shown(first.names)}; "
-                f"{printable(names.origin)} has {_shown(names.names)}"
-            )
+    lists = [names for names in found.values() if names.origin]
+    require_same_names(lists)
 
     used = {name for names in found.values() for name in names.names}
-    if first is not None:
+    if lists:
+        first = lists[0]
+        for names in found.values():
+            # Numbers of the classes of that list: the tool wrote one for all folders.
+            if are_numbers(names.names) and len(names.names) <= len(first.names):
+                used.difference_update(names.names)
         unknown = sorted(used - set(first.names))
         if unknown:
             raise ValueError(
@@ -97,24 +97,30 @@ def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> li
         names = tuple(expected)
         if format_of(source) is not YOLO_TEXT:
             continue  # other formats name the class of each box
-        listed = listed_names(source, root)
-        if listed is None or listed.origin in checked or listed.names == names:
-            continue
-        checked.add(listed.origin)
-
-        both = f"{_shown(listed.names)}; the data YAML has {_shown(names)}"
-        where = printable(listed.origin)
-        advice = "correct one of them, or rename the file if it is not of these labels"
-        if len(listed.names) != len(names):
-            count = counted(len(listed.names), "class")
-            raise ValueError(f"{where} lists {count}: {both}: {advice}")
-        listed_spellings = [_spelling(name) for name in listed.names]
-        spellings = [_spelling(name) for name in names]
-        same_names = sorted(listed_spellings) == sorted(spellings)
-        if same_names and listed_spellings != spellings:
-            raise ValueError(f"{where} lists the classes in another order: {both}: {advice}")
-        notes.append(f"{where} spells the classes in another way: {both}")
+        for listed in listed_names(source, root):
+            if listed.origin not in checked and listed.names != names:
+                checked.add(listed.origin)
+                notes.append(_other_spelling(listed, names))
     return notes
+
+
+def _other_spelling(listed: ClassNames, names: Sequence[str]) -> str:
+    """Return what is said of a list that spells the classes of a data YAML in another way.
+
+    Raises ValueError with both if it names other classes.
+    """
+    both = f"{_shown(listed.names)}; the data YAML has {_shown(names)}"
+    where = printable(listed.origin)
+    advice = "correct one of them, or rename the file if it is not of these labels"
+    if len(listed.names) != len(names):
+        count = counted(len(listed.names), "class")
+        raise ValueError(f"{where} lists {count}: {both}: {advice}")
+    listed_spellings = [_spelling(name) for name in listed.names]
+    spellings = [_spelling(name) for name in names]
+    same_names = sorted(listed_spellings) == sorted(spellings)
+    if same_names and listed_spellings != spellings:
+        raise ValueError(f"{where} lists the classes in another order: {both}: {advice}")
+    return f"{where} spells the classes in another way: {both}"
 
 
 def _spelling(name: str) -> str:

@@ -72,8 +72,7 @@ def open_data(
 
     for split in splits:
         spec.sources(split)
-    sources = [source for split in splits for source in spec.sources(split)]
-    listed = check_listed_names({source: spec.classes_in(source) for source in sources}, spec.root)
+    listed = [note for one in given for note in _compared_with_lists(one, splits)]
     return replace(spec, notes=(*spec.notes, *listed))
 
 
@@ -143,6 +142,26 @@ def _given_yaml(path: Path, file: Path, *, download: bool) -> Given:
         keypoints=spec.keypoints,
     )
     return Given(path, layout, spec)
+
+
+def _compared_with_lists(given: Given, splits: Sequence[str]) -> list[str]:
+    """Return what is said of the names in a data YAML or an obj.data, and of the tool's own lists.
+
+    splits: that are read; images of train may be held out for any. Raises ValueError as
+    `check_listed_names` does.
+    """
+    layout = given.layout
+    if layout.names is None:
+        return []  # they are those of the tool's own lists
+    sources = list(layout.labels)
+    if not sources:
+        read = dict.fromkeys(("train", *splits))
+        sources = [source for split in read for source in layout.splits.get(split, ())]
+    names_of = {}
+    for source in filter(os.path.exists, sources):
+        names_of[source] = list(layout.label_names.get(source, layout.names.names))
+    root = layout.root if given.spec is None else given.spec.root
+    return check_listed_names(names_of, root)
 
 
 def _is_complete(spec: DataSpec, splits: Sequence[str], choices: Choices) -> bool:

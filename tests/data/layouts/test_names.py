@@ -134,3 +134,61 @@ def test_lists_above_the_data_set_do_not_count(tmp_path):
     source = folder(tmp_path / "set", "a", "0 .5 .5 .5 .5\n")
     (tmp_path / "classes.txt").write_text("another\ndata set\nentirely\n")
     assert check_listed_names({source: ("cat",)}, tmp_path / "set") == []
+
+
+def folder_of_labels(root, images, labels, names):
+    """Images in one folder, their labels with a list of names in another one, as LabelImg does."""
+    (root / images).mkdir(parents=True)
+    (root / labels).mkdir(parents=True)
+    cv2.imwrite(str(root / images / "a.png"), np.zeros((8, 8, 3), np.uint8))
+    (root / labels / "a.txt").write_text("0 .5 .5 .5 .5\n")
+    (root / labels / "classes.txt").write_text(names)
+    return root / images
+
+
+@pytest.mark.parametrize("top", [".", "images", "images/train"])
+def test_list_beside_the_labels_names_their_classes(tmp_path, top):
+    """LabelImg writes classes.txt into the folder of the labels, not into that of the images."""
+    images = folder_of_labels(tmp_path, "images/train", "labels/train", "dog\ncat\n")
+    listed = names_of_sources([tmp_path / top])
+    assert listed == ClassNames(("dog", "cat"), str(tmp_path / "labels/train/classes.txt"))
+    with pytest.raises(ValueError, match="lists the classes in another order: dog, cat"):
+        check_listed_names({images: ("cat", "dog")}, tmp_path)
+
+
+def test_subfolders_whose_lists_differ_are_refused(tmp_path):
+    """Two persons have labeled with LabelImg, which numbers classes as they are drawn."""
+    one = folder(tmp_path, "one", "0 .5 .5 .5 .5\n", "cat\ndog\n")
+    two = folder(tmp_path, "two", "0 .5 .5 .5 .5\n", "dog\ncat\n")
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([tmp_path])
+    assert str(refusal.value) == (
+        f"the class names differ: {one}/classes.txt has cat, dog; {two}/classes.txt has dog, cat: "
+        "give each folder with a list of its own to --data by itself"
+    )
+    with pytest.raises(ValueError, match=r"two/classes\.txt lists the classes in another order"):
+        check_listed_names({tmp_path: ("cat", "dog")}, tmp_path)
+
+
+def test_lists_of_one_folder_must_agree(tmp_path):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "cat\ndog\n")
+    (source / "labels.txt").write_text("__ignore__\ncat\n")  # what a person gave to LabelMe
+    assert names_of_sources([source]).names == ("cat", "dog")
+    (source / "obj.names").write_text("dog\ncat\n")
+    with pytest.raises(ValueError, match=r"names differ: .* cat, dog; .* dog, cat: give"):
+        names_of_sources([source])
+
+
+def test_list_of_one_split_is_that_of_the_others(tmp_path):
+    train = folder_of_labels(tmp_path, "images/train", "labels/train", "cat\ndog\n")
+    val = folder_of_labels(tmp_path, "images/val", "labels/val", "")
+    (tmp_path / "labels/val/classes.txt").unlink()
+    assert names_of_sources([train, val]).names == ("cat", "dog")
+    (tmp_path / "labels/val/a.txt").write_text("2 .5 .5 .5 .5\n")
+    with pytest.raises(ValueError, match="has cat, dog, but the labels name 0, 1, 2"):
+        names_of_sources([train, val])
+
+
+def test_long_list_is_read_in_time_proportional_to_its_length(tmp_path):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "".join(f"{n}\n" for n in range(50_000)))
+    assert len(names_of_sources([source]).names) == 50_000

@@ -107,6 +107,16 @@ def test_labels_of_a_file_are_divided_by_lists(tmp_path):
     assert changed.labels["train"].boxes_xywh.tolist() == [[1, 1, 3, 4], [1, 1, 3, 4]]
 
 
+@pytest.mark.parametrize("choices", [{}, {"merge": ("cat=kitten",)}])
+def test_names_are_compared_with_a_list_whatever_is_written(tmp_path, choices):
+    """Also where images are held out, or classes renamed: then lists of images are read."""
+    image_folder(tmp_path / "photos", names="dog\ncat\n")
+    file = tmp_path / "data.yaml"
+    file.write_text("train: photos\nnames: [cat, dog]\n")
+    with pytest.raises(ValueError, match=r"classes\.txt lists the classes in another order"):
+        opened(file, cache=tmp_path / "cache", **choices)
+
+
 def test_sources_in_no_split_are_said(tmp_path):
     image_folder(tmp_path / "photos" / "train")
     image_folder(tmp_path / "photos" / "more")
