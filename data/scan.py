@@ -96,11 +96,15 @@ class Listed:
     problems: list[Problem] = field(default_factory=list)
     sentences: list[Problem] = field(default_factory=list)
     unmatched_labels: list[Problem] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
+    # of each image the source that listed it first
+    first: dict[str, ListedSource] = field(default_factory=dict)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
 
     def add(self, listed_source: ListedSource) -> None:
-        """Add the images of one more source."""
+        """Add the images of one more source.
+
+        Raises ValueError if one has label files whose classes an earlier source names otherwise.
+        """
         for problem in listed_source.contents.problems:
             if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
                 self.sentences.append(problem)
@@ -111,10 +115,11 @@ class Listed:
 
         for image in listed_source.contents.images:
             self.problems += image.problems
-            if image.path in self.seen:
-                self.problems.append(_listed_twice(image, listed_source))
+            first = self.first.get(image.path)
+            if first is not None:
+                self.problems.append(_listed_twice(image, listed_source, first))
                 continue
-            self.seen.add(image.path)
+            self.first[image.path] = listed_source
             self.items.append(Item(image, listed_source.reader))
 
             if listed_source.reader.lists_images:
@@ -259,7 +264,7 @@ def _without_entry(
 ) -> Iterator[Problem]:
     """Return the problems of wanted images that the sources of labels do not have."""
     sources = ", ".join(map(printable, label_sources[:3]))
-    for path in sorted(wanted - listed.seen):
+    for path in sorted(wanted - listed.first.keys()):
         yield Problem(IMAGE_DROPPED, printable(path), f"is not in {sources}")
 
 
@@ -287,15 +292,20 @@ def _list_sources(
     return listed
 
 
-def _listed_twice(image: ListedImage, listed_source: ListedSource) -> Problem:
+def _listed_twice(image: ListedImage, second: ListedSource, first: ListedSource) -> Problem:
     """Return the problem of an image that was already listed.
 
     If it has its own label file, its rows are the same both times, so this is only a note. If a
     file such as a COCO JSON lists it, the rows of that second entry are lost.
+
+    Raises ValueError if the label file is read otherwise the second time, as with other classes.
     """
-    source = printable(listed_source.source)
+    source = printable(second.source)
     path = printable(image.path)
-    if not listed_source.reader.lists_images:
+    if not second.reader.lists_images:
+        if second.reader != first.reader:
+            both = f"{printable(first.source)} and {source}"
+            raise ValueError(f"{path} is in {both}, which have other classes or another format")
         return Problem(NOTE, source, f"{path} is also in another source")
 
     reason = f"{path} was already listed, in this or another source"

@@ -380,3 +380,29 @@ def test_data_with_only_a_test_split_can_be_evaluated(tmp_path):
     assert spec.train is None
     with pytest.raises(ValueError, match=r"set has no train split \(it has: test\)"):
         open_data(str(source), splits=("train",), **cache)
+
+
+def test_image_in_two_data_sets_with_other_classes_is_refused(tmp_path):
+    """Its 0 would be a cat or a dog, as the data sets are given first or last."""
+    one = image_folder(tmp_path / "one", 3, "0 .5 .5 .5 .5", "cat\ndog\n")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "classes.txt").write_text("dog\ncat\n")
+    for split, number in (("train", 0), ("val", 1)):
+        (tmp_path / "two" / f"{split}.txt").write_text(f"{one}/{number}.png\n")
+    (tmp_path / "two.yaml").write_text(
+        "train: two/train.txt\nval: two/val.txt\nnames: [dog, cat]\n"
+    )
+    one_again = tmp_path / "one.yaml"
+    one_again.write_text("train: one\nval: one\nnames: [cat, dog]\n")
+    (one / "classes.txt").unlink()
+    with pytest.raises(ValueError) as refusal:
+        opened(one_again, tmp_path / "two.yaml", cache=tmp_path / "cache")
+    assert str(refusal.value) == (
+        f"{one}/0.png is in {one} and {tmp_path}/two/train.txt, which have other classes or "
+        "another format"
+    )
+    # With the same classes nothing depends on the order.
+    text = (tmp_path / "two.yaml").read_text().replace("[dog, cat]", "[cat, dog]")
+    (tmp_path / "two.yaml").write_text(text)
+    (tmp_path / "two" / "classes.txt").unlink()
+    assert len(opened(one_again, tmp_path / "two.yaml", cache=tmp_path / "cache").labels["train"])
