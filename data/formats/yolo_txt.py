@@ -216,6 +216,8 @@ def _unmatched_text(unmatched: Sequence[str], stems: Collection[str]) -> str:
 
 def is_list_of_images(file: Path) -> bool:
     """Whether a text file begins with the path of an image, as lists of images do."""
+    if not os.path.isfile(file):  # reading a pipe may never end
+        return False
     try:
         with open(file, "rb") as stream:
             first = stream.readline(4096).decode("utf-8", "replace")

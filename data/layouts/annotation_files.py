@@ -66,6 +66,8 @@ def _is_coco(file: Path) -> bool:
     """Whether a JSON file has COCO's lists; they may be anywhere in it."""
     wanted = {b'"images"', b'"annotations"', b'"categories"'}
     overlap = b""
+    if not file.is_file():  # reading a pipe may never end
+        return False
     try:
         with open(file, "rb") as stream:
             while wanted and (block := stream.read(2**20)):

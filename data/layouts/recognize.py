@@ -1,12 +1,13 @@
 """Recognize what a path given as --data is, by its content."""
 
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.dataset_yaml import read_data_yaml
+from data.dataset_yaml import MAX_BYTES, read_data_yaml
 from data.formats.name_lists import NAME_LISTS
 from data.formats.registry import format_of
 from data.images import HEIF_ADVICE, HEIF_SUFFIXES, walk_folders
@@ -19,6 +20,9 @@ from utils.printable import counted, printable
 YAML_SUFFIXES = (".yaml", ".yml")
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".record")
 TFRECORD_ADVICE = "TFRecord is not read; export the data set as COCO JSON or YOLO"
+# lines of a data YAML, also of one with an error, or with keys of other programs
+NAMES_KEY = rb"^(names|classes)\s*:"
+SPLIT_KEY = rb"^(train|val|valid|validation|test)\s*:"
 LABEL_SUFFIXES = (".txt", ".json", ".xml", ".csv")
 Folders = Sequence[tuple[str, list[str]]]
 
@@ -70,21 +74,39 @@ def folder_layouts(root: Path) -> list[Layout]:
 
 
 def _yaml_layouts(folders: Folders) -> list[Layout]:
+    """Return a layout for each data YAML.
+
+    Raises ValueError if there is none but one with an error: its names must not be passed over.
+    """
     layouts = []
+    errors = []
     for folder, names in folders:
         for name in sorted(names):
             file = Path(folder, name)
-            if file.suffix.lower() in YAML_SUFFIXES and _is_data_yaml(file):
+            # Reading a pipe may never end.
+            if file.suffix.lower() not in YAML_SUFFIXES or not file.is_file():
+                continue
+            try:
+                spec = read_data_yaml(file)
+            except ValueError as error:
+                if _is_meant_as_data(file):
+                    errors.append(error)
+                continue
+            if spec.splits:
                 layouts.append(Layout("data YAML", file, {}, is_yaml=True))
+    if errors and not layouts:
+        raise errors[0]
     return layouts
 
 
-def _is_data_yaml(file: Path) -> bool:
+def _is_meant_as_data(file: Path) -> bool:
+    """Whether a YAML that cannot be read as one of data has names and a split."""
     try:
-        spec = read_data_yaml(file)
-    except ValueError:
+        with open(file, "rb") as stream:
+            text = stream.read(MAX_BYTES)
+    except OSError:
         return False
-    return any((spec.train, spec.val, spec.test))
+    return all(re.search(key, text, re.MULTILINE) for key in (NAMES_KEY, SPLIT_KEY))
 
 
 def _darknet_layouts(folders: Folders) -> list[Layout]:
@@ -92,7 +114,7 @@ def _darknet_layouts(folders: Folders) -> list[Layout]:
     for folder, names in folders:
         for name in sorted(names):
             file = Path(folder, name)
-            if file.suffix.lower() == ".data" and is_darknet(file):
+            if file.suffix.lower() == ".data" and file.is_file() and is_darknet(file):
                 layouts.append(darknet_layout(file))
     return layouts
 

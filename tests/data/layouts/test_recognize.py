@@ -1,6 +1,7 @@
 """data/layouts/recognize.py: what lies at a path, and what is said of what cannot be used."""
 
 import json
+import os
 import re
 
 import cv2
@@ -103,6 +104,39 @@ def test_data_yaml_in_a_folder_is_used(tmp_path):
     layout = recognize(write(tmp_path, files))
     assert layout.is_yaml
     assert layout.path == tmp_path / "a" / "data.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: a\nnames: [cat, dog]\nnc: 3\n", r"line 3: 'nc' is 3, but 'names' has 2 classes"),
+        ("train: a\nnames: [cat, dog]\nauthor: me\n", "line 3: unknown key 'author'"),
+        ("train: a\nnames: [cat, dog\n", "not YAML"),
+        ("train: a\nclasses: [cat]\n", "did you mean names"),
+    ],
+)
+def test_data_yaml_with_an_error_is_not_passed_over(tmp_path, text, message):
+    """The labels beside it would be read with classes 0, 1, 2, or those of another list."""
+    write(tmp_path / "a", {"a.png": 0, "a.txt": ROW})
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        recognize(tmp_path)
+
+    # Another one that is right is used, and other YAML files are no data.
+    (tmp_path / "b.yaml").write_text("train: a\nnames: [cat]\n")
+    assert recognize(tmp_path).path == tmp_path / "b.yaml"
+    (tmp_path / "b.yaml").write_text("lr0: 0.1\n")
+    (tmp_path / "data.yaml").write_text("names: [cat\n")
+    assert recognize(tmp_path).title == "YOLO"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+@pytest.mark.parametrize("name", ["train.txt", "boxes.json", "boxes.csv", "data.yaml", "obj.data"])
+def test_pipe_in_a_folder_is_not_read(tmp_path, name):
+    """Reading it would never end."""
+    write(tmp_path, {"a.png": 0, "a.txt": ROW})
+    os.mkfifo(tmp_path / name)
+    assert recognize(tmp_path).title == "YOLO"
 
 
 def test_several_data_sets_are_refused_with_a_command_for_each(tmp_path):
