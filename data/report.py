@@ -60,6 +60,7 @@ class Report:
     cache: str = "no cache"
     sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
     unmatched_labels: tuple[str, ...] = ()  # sentences that say which label files have no image
+    long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()
 

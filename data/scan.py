@@ -21,7 +21,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import fit_rows
-from data.formats.yolo_values import BOX_VALUES
+from data.formats.yolo_values import BOX_VALUES, KEYPOINT_ROWS, POLYGON_ROWS
 from data.images import find_images
 from data.labels import Labels, LabelsBuilder
 from data.report import (
@@ -129,6 +129,14 @@ class Listed:
                 reason = f"has the same label file as {printable(other)}"
                 self.problems.append(Problem(NOTE, printable(image.path), reason))
 
+    def complete(self, report: Report, state: str, long_rows: str) -> Report:
+        """Return a report of these images, with what is looked at again each time.
+
+        state: of the cache. long_rows: as in SourceImages, of all sources.
+        """
+        found = report.with_cache(state, self.sentences, self.unmatched_labels)
+        return replace(found, long_rows=long_rows)
+
 
 def scan(
     sources: Sequence[Path],
@@ -175,16 +183,17 @@ def scan(
 
     # The images of folders. With those, a stored scan of the same files can be used.
     folders = _list_sources(readers, names, lists_images=False)
+    folders = [_with_keypoints(folder, keypoints) for folder in folders]
+    long_rows = _long_rows(folders)
     for folder in folders:
-        listed.add(_with_keypoints(folder, keypoints))
+        listed.add(folder)
     fingerprint = ""
     if cache_dir is not None:
         read_as = [(str(source), dict(classes)) for source, classes in label_names.items()]
         fingerprint = f"{_fingerprint(all_files, listed)} {keypoints} {read_as}"
     stored, state = _from_cache(cache_dir, all_files, names, fingerprint)
     if stored is not None:
-        found = stored.report.with_cache(state, listed.sentences, listed.unmatched_labels)
-        return stored.labels, found
+        return stored.labels, listed.complete(stored.report, state, long_rows)
 
     # The images that files such as a COCO JSON list.
     files = _list_sources(readers, names, lists_images=True)
@@ -210,11 +219,11 @@ def scan(
     if labels.crowd.all():  # true also for no rows at all
         if require_labels:
             raise EmptySplitError(_no_labels(labels, listed, report.problems))
-        return labels, report.with_cache(state, listed.sentences, listed.unmatched_labels)
+        return labels, listed.complete(report, state, long_rows)
     if cache_dir is not None:
         result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
         state = _to_cache(cache_dir, all_files, names, result, state)
-    return labels, report.with_cache(state, listed.sentences, listed.unmatched_labels)
+    return labels, listed.complete(report, state, long_rows)
 
 
 def _readers(
@@ -255,8 +264,27 @@ def _with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | No
     length = BOX_VALUES + count * dimensions
     images = [image._replace(box_row_length=length) for image in listed_source.contents.images]
     problems = [found for found in listed_source.contents.problems if found.kind != VALUES_LEFT_OUT]
-    contents = listed_source.contents._replace(images=images, problems=problems)
+    contents = listed_source.contents._replace(images=images, problems=problems, long_rows="")
     return listed_source._replace(contents=contents)
+
+
+def _long_rows(listed_sources: Iterable[ListedSource]) -> str:
+    """Return what the long rows of all sources are. Raises ValueError if they differ."""
+    source_of = {listed.contents.long_rows: listed.source for listed in listed_sources}
+    source_of.pop("", None)
+    if len(source_of) > 1:
+        keypoints = printable(source_of[KEYPOINT_ROWS])
+        polygons = printable(source_of[POLYGON_ROWS])
+        raise ValueError(rows_differ(keypoints, polygons))
+    return next(iter(source_of), "")
+
+
+def rows_differ(keypoints: str, polygons: str) -> str:
+    """Return what is said of two parts of one data set whose long rows are read otherwise."""
+    return (
+        f"the rows with more values than a box are {KEYPOINT_ROWS} in {keypoints}, but "
+        f"{POLYGON_ROWS} in {polygons}: kpt_shape in a data YAML says that all are keypoints"
+    )
 
 
 def _without_entry(

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data.dataset_yaml import DataSpec
+from data.formats.yolo_values import KEYPOINT_ROWS, POLYGON_ROWS
 from data.labels import Labels
 from data.layouts import Choices, open_data
 from data.layouts.written import YAML_NAME, copy_to
 from data.report import Report
-from data.scan import EmptySplitError, scan
+from data.scan import EmptySplitError, rows_differ, scan
 from data.tiles.labels import tile_labels
 from utils.distributed.world import World
 from utils.files.folders import cache_folder, make_folder
@@ -86,6 +87,7 @@ class Dataset:
                 progress=self.world.is_main,
                 require_labels=require_labels,
             )
+        self._require_same_rows(split, report)
         self._say_report(split, report, say)
         self._say_shared_images(split, labels, say)
 
@@ -102,6 +104,15 @@ class Dataset:
             of_size = str(self.tiling).removeprefix("tiles")
             say(f"{split}: {counted(len(labels), 'image')} in {tiles}{of_size}")
         return self.labels[split]
+
+    def _require_same_rows(self, split: str, report: Report) -> None:
+        """Raise ValueError if rows are keypoints in one split, and polygons in another."""
+        split_of = {other.long_rows: name for name, other in self.reports.items()}
+        split_of[report.long_rows] = split
+        split_of.pop("", None)
+        if len(split_of) > 1:
+            splits = [f"'{split_of[kind]}'" for kind in (KEYPOINT_ROWS, POLYGON_ROWS)]
+            raise ValueError(f"{printable(self.file)}: {rows_differ(*splits)}")
 
     def _say_report(self, split: str, report: Report, say: Say) -> None:
         """Summarize what was found, and what looks like a mistake, which `strict` refuses."""

@@ -39,6 +39,7 @@ class SourceImages(NamedTuple):
     problems: list[Problem]
     # the id of each class in the file, None if the format has no ids
     category_ids: list[int] | None = None
+    long_rows: str = ""  # of YOLO's label files, as `long_rows` returns it
 
 
 class ImageRows(NamedTuple):

@@ -24,7 +24,7 @@ from data.formats.base import (
 from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
 from data.formats.name_lists import NAME_LISTS, lists_in, require_same_names
 from data.formats.voc.folders import first_xml
-from data.formats.yolo_values import BOX_VALUES, box_row_length, rows_of_files
+from data.formats.yolo_values import BOX_VALUES, box_row_length, long_rows, rows_of_files
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
@@ -72,13 +72,14 @@ class YoloText:
         paths, problems = find_images(source)
         images = [ListedImage(path, label_path(path)) for path in paths]
         problems += _unused_xml(source, paths)
-        length = box_row_length(rows_of_files(_contents_of_labels(images)))
+        rows = list(rows_of_files(_contents_of_labels(images)))
+        length = box_row_length(rows)
         if length:
             images = [image._replace(box_row_length=length) for image in images]
             problems.append(Problem(VALUES_LEFT_OUT, printable(source), _left_out_text(length)))
         if os.path.isdir(source):
             problems += _unmatched_labels(source, images)
-        return SourceImages(images, problems)
+        return SourceImages(images, problems, long_rows=long_rows(rows, length))
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:

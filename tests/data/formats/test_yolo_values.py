@@ -1,11 +1,14 @@
 """data/formats/yolo_values.py: rows of keypoints, polygons, and boxes with a sixth value."""
 
+import re
+
 import cv2
 import numpy as np
 import pytest
 
 from data.formats.yolo_values import box_row_length, rows_of_files
 from data.scan import scan
+from tests.support.data_sets import opened
 
 BOX = "0 .5 .5 .2 .2"
 
@@ -31,6 +34,12 @@ def numbers(text):
         (f"{BOX} .45 .45 .55 .55\n{BOX} .45 .45", 0),
         # one polygon away from the box of its first values decides for all
         (f"{BOX} .45 .45 .55 .55\n0 .1 .1 .2 .1 .2 .2 .1 .2", 0),
+        # oriented boxes of small objects lie in the boxes of their first values, too
+        ("0 .5 .6 .6 .6 .6 .66 .5 .66\n0 .4 .4 .43 .38 .45 .42 .42 .44", 0),
+        ("0 .5 .5 .6 .5 .55 .6", 0),
+        # sides that cross, and a second point far away
+        ("0 .5 .6 .6 .6 .5 .66 .6 .66", 9),
+        ("0 .5 .6 .6 .6 .6 .66 .5 .66\n0 .5 .5 .2 .3 .52 .5 .5 .52", 9),
         # a confidence, if all rows have it
         (f"{BOX} .9\n{BOX} .3", 6),
         (f"{BOX} .9\n{BOX}", 0),
@@ -83,3 +92,24 @@ def test_sixth_value_is_left_out_only_if_all_rows_have_it(tmp_path):
     labels, report = scan([folder(tmp_path / "b", f"{BOX} .9\n{BOX}\n")], ["person"])
     assert len(labels.classes) == 1
     assert "number of values is 6; a row is class cx cy w h" in report.first_problem()
+
+
+def test_splits_whose_rows_are_read_otherwise_are_refused(tmp_path):
+    """One keypoint outside its box in the val split would make polygons of all its rows."""
+    keypoints = "0 .5 .5 .2 .2 .55 .55 .45 .45\n"
+    sources = []
+    for split, other in (("train", keypoints), ("val", "0 .5 .5 .2 .2 .7 .7 .4 .4\n")):
+        (tmp_path / split).mkdir()
+        sources.append(folder(tmp_path / split, keypoints, other))
+    message = "are boxes with keypoints in {}, but polygons in {}: kpt_shape in a data YAML says"
+    with pytest.raises(ValueError, match=re.escape(message.format(*sources))):
+        scan(sources, ["person"])
+    with pytest.raises(ValueError, match=message.format("'train'", "'val'")):
+        opened(tmp_path, cache=tmp_path / "cache")
+    with pytest.raises(ValueError, match=message.format("'train'", "'val'")):
+        opened(tmp_path, cache=tmp_path / "cache")  # from the cache
+
+    file = tmp_path / "data.yaml"
+    file.write_text("train: train\nval: val\nnames: [person]\nkpt_shape: [2, 2]\n")
+    for labels in opened(file, cache=tmp_path / "cache").labels.values():
+        np.testing.assert_allclose(labels.boxes_xywh, [[4, 4, 2, 2]] * 2)

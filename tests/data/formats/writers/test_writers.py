@@ -56,7 +56,7 @@ def test_polygons_of_yolo_cannot_be_taken_for_keypoints(tmp_path):
     once = "0 0.75 0.75 0.9 0.9 0.6 0.6"
     assert rows == [once, "0 0.75 0.75 0.75 0.75 0.9 0.9 0.6 0.6", once]
     values = [list(map(float, row.split())) for row in rows]
-    assert (box_row_length(values[:1]), box_row_length(values)) == (7, 0)
+    assert box_row_length(values) == 0
     assert not writer.lost
 
 
