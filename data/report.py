@@ -22,6 +22,7 @@ RUN_FOLDERS = "run folders left out"
 LABELS_RESIZED = "image with labels of another size, scaled"
 LABELS_TURNED = "image with labels from before it was turned, turned"
 VALUES_LEFT_OUT = "values after the box left out"
+OTHER_LABELS = "image without a label file, but with one of another format"
 UNMATCHED_LABELS = "label files without an image"
 MOST_OF_ALL = 0.98  # the share of all boxes from which on one class has nearly all
 FEW_BOXES = 100  # with so few boxes, one class may well have all
@@ -110,6 +111,10 @@ class Report:
     def warnings(self) -> list[str]:
         """Return a sentence for each thing that looks like a mistake in the data."""
         sentences = list(self.unmatched_labels)
+        other_labels = dict(self.problem_counts).get(OTHER_LABELS, 0)
+        if other_labels:
+            images = counted(other_labels, "image")
+            sentences.append(f"{images} without a label file, but with one of another format")
         if self.without_label_file > self.images / 2:
             without = f"{self.without_label_file:,} of {counted(self.images, 'image')}"
             sentences.append(

@@ -21,6 +21,8 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import fit_rows
+from data.formats.voc.folders import xml_of_image
+from data.formats.yolo_txt import label_path
 from data.formats.yolo_values import BOX_VALUES, KEYPOINT_ROWS, POLYGON_ROWS
 from data.images import find_images
 from data.labels import Labels, LabelsBuilder
@@ -29,6 +31,7 @@ from data.report import (
     IMAGE_DROPPED,
     NO_USABLE_ROW,
     NOTE,
+    OTHER_LABELS,
     ROW_DROPPED,
     RUN_FOLDERS,
     UNMATCHED_LABELS,
@@ -397,6 +400,7 @@ def _check_all(
         problems.extend(_damaged_images(warned, messages))
 
     problems.extend(_missing_label_files(without_file))
+    problems.extend(_other_label_files(without_file))
     problems.extend(_converted_images(opened))
 
     labels = builder.build(category_ids)
@@ -545,6 +549,21 @@ def _missing_label_files(images: Sequence[ListedImage]) -> Iterable[Problem]:
         yield Problem(NOTE, printable(first.path), reason)
 
 
+def _other_label_files(images: Iterable[ListedImage]) -> Iterator[Problem]:
+    """Return the problems of images without label file that have one of a format that is not read.
+
+    The format of a folder is that of its first labels, so a part of another tool may be in it.
+    """
+    for image in images:
+        stem = os.path.splitext(image.path)[0]
+        xml = xml_of_image(os.path.dirname(image.path), image.path)
+        for file in (label_path(image.path), xml, f"{stem}.json"):
+            if os.path.isfile(file):
+                reason = f"has no {printable(image.label_file)}, but {printable(file)}"
+                yield Problem(OTHER_LABELS, printable(image.path), reason)
+                break
+
+
 def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]:
     """Return one note for all 16-bit images, and one for all gray images."""
     deep = [(path, image.bits) for path, image in opened if image.bits is not None]
@@ -618,7 +637,9 @@ def _no_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> s
     first = listed.items[0].image
     state = ""
     if not os.path.exists(first.label_file):
-        state = f", which does not exist{_where_else(first.label_file)}"
+        state = ", which does not exist"
+        if os.path.dirname(first.label_file) != os.path.dirname(first.path):
+            state += _where_else(first.label_file)
     elif os.path.getsize(first.label_file) == 0:
         state = ", which is empty"
 

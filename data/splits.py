@@ -121,12 +121,12 @@ class Dataset:
         # What other splits have reported is not said again.
         said: set[str] = set()
         for other in self.reports.values():
-            said.update(other.sentences)
+            said.update(other.sentences + other.unmatched_labels)
         for sentence in report.sentences:
             if sentence not in said:
                 say(sentence)
 
-        warnings = ". ".join(report.warnings())
+        warnings = ". ".join(warning for warning in report.warnings() if warning not in said)
         if warnings and self.strict:
             raise ValueError(f"--strict: '{split}' of {printable(self.file)}: {warnings}")
         if warnings:
@@ -241,7 +241,10 @@ def read_split(
             require_labels=require_labels,
         )
     except EmptySplitError as error:
-        raise ValueError(f"'{split}' of {printable(spec.file)}: {error}") from None
+        hint = ""
+        if spec.is_written and split == "val":
+            hint = "; another --val-split holds out other images"
+        raise ValueError(f"'{split}' of {printable(spec.file)}: {error}{hint}") from None
     return labels.with_single_class() if single else labels, report
 
 

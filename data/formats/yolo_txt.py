@@ -184,9 +184,16 @@ def _unmatched_labels(source: Path, images: Sequence[ListedImage]) -> list[Probl
             continue
         for name in os.listdir(folder):
             stem, suffix = os.path.splitext(name)
-            is_label = suffix == ".txt" and name not in NAME_LISTS and not name.startswith(".")
-            if is_label and stem not in stems and not is_list_of_images(Path(folder, name)):
-                unmatched.append(stem)
+            is_label = suffix.lower() == ".txt" and name not in NAME_LISTS
+            is_other = suffix != ".txt" or stem not in stems
+            is_hidden = name.startswith(".")
+            if (
+                is_label
+                and is_other
+                and not is_hidden
+                and not is_list_of_images(Path(folder, name))
+            ):
+                unmatched.append(name)
     if not unmatched:
         return []
     all_stems = {stem for stems in stems_of.values() for stem in stems}
@@ -196,20 +203,20 @@ def _unmatched_labels(source: Path, images: Sequence[ListedImage]) -> list[Probl
 def _unmatched_text(unmatched: Sequence[str], stems: Collection[str]) -> str:
     """Return what is said of label files without an image: number, names, the likely reason.
 
-    unmatched: their names without suffix. stems: those of the images.
+    stems: the names of the images without suffix.
     """
-    names = ", ".join(f"{excerpt(name, 60)}.txt" for name in sorted(unmatched)[:3])
+    names = ", ".join(excerpt(name, 64) for name in sorted(unmatched)[:3])
     text = f"{counted(len(unmatched), 'label file')} without an image, such as {names}"
 
     # The reason: a prefix, or another spelling.
     prefixed = [name for name in unmatched if LABEL_STUDIO_PREFIX.match(name)]
-    matched_without = sum(LABEL_STUDIO_PREFIX.sub("", name) in stems for name in prefixed)
+    without_prefix = [LABEL_STUDIO_PREFIX.sub("", name) for name in prefixed]
+    matched_without = sum(os.path.splitext(name)[0] in stems for name in without_prefix)
     if matched_without:
-        first = LABEL_STUDIO_PREFIX.match(prefixed[0])
-        prefix = first[0] if first else ""
+        prefix = prefixed[0].removesuffix(without_prefix[0])
         return f"{text}; {matched_without:,} begin with a prefix such as {prefix}, no image does"
     spellings = set(map(name_key, stems))
-    spelled = sum(name_key(name) in spellings for name in unmatched)
+    spelled = sum(name_key(os.path.splitext(name)[0]) in spellings for name in unmatched)
     if spelled:
         return f"{text}; {spelled:,} differ from an image's name in capital letters or accents only"
     return text

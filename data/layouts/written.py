@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from data.dataset_yaml import SPLITS, DataSpec, read_data_yaml
 from data.formats.base import ClassNames
-from data.formats.registry import YOLO_TEXT, format_of
+from data.formats.registry import format_of
 from data.images import read_lines
 from data.layouts.base import UNASSIGNED, Choices, Layout, split_of_path
 from data.layouts.classes import Classes, joined_classes
@@ -74,7 +74,7 @@ def write_data_set(
     if holds_out or any(split != "train" for split in divided):
         lists = {split: sorted(names) for split, names in divided.items()}
         lists |= _images_of_splits(layouts, splits, classes)
-        labels = labels or _labels_of_lists(layouts, splits, classes)
+        labels = labels or _labels_of_lists(layouts, splits)
     if holds_out:
         held_out, said = _held_out(divided["train"], choices, folder, cache)
         lists |= held_out._asdict()
@@ -220,16 +220,14 @@ def _images(
     return list(images.values()), problems
 
 
-def _labels_of_lists(layouts: Sequence[Layout], splits: Splits, classes: Classes) -> Sequence[Path]:
-    """Return the sources of the labels that lists of images need.
+def _labels_of_lists(layouts: Sequence[Layout], splits: Splits) -> list[Path]:
+    """Return the sources of the labels of lists of images.
 
-    YOLO's label files are found without them, if their classes are those of the data set.
+    Label files of YOLO are found without them, but not what is wrong with their folders.
     """
-    sources = [source for group in splits.values() for source in group]
-    is_yolo = all(format_of(source) is YOLO_TEXT for source in sources)
-    if is_yolo and not classes.label_names:
-        return ()
-    return [label for layout in layouts for label in layout.label_sources if label in sources]
+    sources = {source for group in splits.values() for source in group}
+    labels = [label for layout in layouts for label in layout.label_sources if label in sources]
+    return list(dict.fromkeys(labels))
 
 
 def _held_out(

@@ -64,6 +64,39 @@ def test_names_that_differ_in_capital_letters_are_said(tmp_path):
     )
 
 
+def test_labels_whose_suffix_is_in_capital_letters_are_said(tmp_path):
+    file = data_set(tmp_path, ["a", "b"], {"a": ROW})
+    (tmp_path / "labels" / "b.TXT").write_text(ROW)
+    assert "1 label file without an image, such as b.TXT; 1 differ from" in said_of(file)[1]
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "val")])
+def test_label_files_without_an_image_are_said_where_images_are_held_out(tmp_path, splits):
+    names = [str(number) for number in range(10)]
+    file = data_set(tmp_path, names, dict.fromkeys([*names, "other"], ROW))
+    said = said_of(file, splits=splits)
+    assert sum("1 label file without an image, such as other.txt" in text for text in said) == 1
+    with pytest.raises(ValueError, match=r"--strict: 'train' of .*1 label file without an image"):
+        said_of(file, splits=splits, strict=True)
+
+
+VOC = "<annotation><object><name>cat</name></object></annotation>"
+
+
+@pytest.mark.parametrize("other", ["b.xml", "b.json", "../Annotations/b.xml"])
+def test_labels_of_another_format_are_said(tmp_path, other):
+    """The images beside them would be background."""
+    file = data_set(tmp_path, ["a", "b", "c"], {"a": ROW})
+    path = tmp_path / "images" / other
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(VOC)
+    warnings = " ".join(said_of(file))
+    assert "1 image without a label file, but with one of another format. 2 of 3 images" in warnings
+    assert f"{tmp_path}/images/b.png: has no {tmp_path}/labels/b.txt, but" in warnings
+    with pytest.raises(ValueError, match=r"--strict: .* but with one of another format"):
+        said_of(file, strict=True)
+
+
 def test_lists_beside_the_labels_are_no_label_files(tmp_path):
     labels = {"a": ROW, "classes": "cat\ndog\n", "train": "images/a.png\n"}
     assert len(said_of(data_set(tmp_path, ["a"], labels))) == 1

@@ -152,7 +152,8 @@ def test_data_set_that_is_given_twice_counts_once(tmp_path):
     folder = image_folder(tmp_path / "photos")
     dataset = opened(folder, folder, cache=tmp_path / "cache")
     assert sum(map(len, dataset.labels.values())) == 10
-    assert not dataset.reports["train"].problems
+    reasons = [problem.reason for problem in dataset.reports["train"].problems]
+    assert reasons == ["files that are not images, ignored: 11 .txt"]
 
 
 def test_numbers_in_use_of_several_data_sets_are_joined():
