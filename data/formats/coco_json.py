@@ -2,7 +2,9 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -274,12 +276,10 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
 
     # Each image once, and the place of each id in that list.
     finder = ImageFinder(file)
-    images = []
-    for name, first_id in first_ids.items():
-        path = os.path.abspath(os.path.join(root, name))
-        if not os.path.isfile(path):
-            path = _found_elsewhere(finder, name, path)
-        images.append(CocoImage(path, first_id, sizes[first_id]))
+    paths = _image_paths(finder, root, file_names)
+    images = [
+        CocoImage(paths[name], first_id, sizes[first_id]) for name, first_id in first_ids.items()
+    ]
     if images and not any(os.path.isfile(image.path) for image in images):
         problems.append(_images_not_found(file, file_names))
     problems += finder.notes()
@@ -289,12 +289,29 @@ def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
     return ListedImages(images, index_of_id, ambiguous)
 
 
-def _found_elsewhere(finder: ImageFinder, name: str, path: str) -> str:
-    """Return the path of an image that is not where the JSON says; `path` if it is not found."""
-    try:
-        return finder.find(name) or path
-    except AmbiguousImageError:
-        return path
+def _image_paths(finder: ImageFinder, root: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the path of each image; where it is not found, or not certain, that in `root`."""
+    paths = {name: os.path.abspath(os.path.join(root, name)) for name in names}
+    found: dict[str, str] = {}  # the paths of those that are not in `root`
+    names_of: Counter[str] = Counter()  # the number of names of each path
+    folders_are_right = False
+    for name, path in paths.items():
+        if os.path.isfile(path):
+            names_of[path] += 1
+            folders_are_right = folders_are_right or os.path.dirname(name) != ""
+            continue
+        with suppress(AmbiguousImageError):
+            other = finder.find(name)
+            if other is not None:
+                found[name] = other
+                names_of[other] += 1
+
+    # Another image of the same name must not take the place of one that is missing.
+    for name, other in found.items():
+        is_elsewhere = folders_are_right and finder.is_elsewhere(name)
+        if names_of[other] == 1 and not is_elsewhere and not finder.is_doubtful(name):
+            paths[name] = other
+    return paths
 
 
 def _images_not_found(file: Path, file_names: Sequence[str]) -> Problem:

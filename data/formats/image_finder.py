@@ -4,9 +4,10 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from data.images import walk_folders
@@ -23,6 +24,19 @@ CASE_IGNORED = "with other capital letters"
 FOUND_BESIDE = "in folders beside that of the file"
 PREFIX_DROPPED = "without the prefix of Label Studio"
 
+UNASSIGNED = ""  # the split of images that no folder or list puts into one
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "trainval": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+
 IMAGES = "images"  # the folder beside the file that CVAT's names are relative to
 LABEL_STUDIO_PREFIX = re.compile(r"^[0-9a-f]{8}-(?=.)")
 ADDRESS = re.compile(r"^(?:file:|[A-Za-z][A-Za-z0-9+.-]+:/)/*")  # a drive has one letter
@@ -30,8 +44,28 @@ LOCAL_FILE = re.compile(r"/local-files/\?(?:.*&)?d=([^&]*)")  # of Label Studio
 DRIVE = re.compile(r"^/*[A-Za-z]:")
 
 
+def split_of_path(parts: Iterable[str]) -> str:
+    """Return the split that a folder or a file name of a path names, UNASSIGNED if none does.
+
+    >>> split_of_path(["valid", "images"]), split_of_path(["instances_train2017.json"])
+    ('val', 'train')
+    >>> split_of_path(["photos"])
+    ''
+    """
+    for part in parts:
+        for word in re.split(r"[^a-z]+", part.lower()):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+    return UNASSIGNED
+
+
 class AmbiguousImageError(ValueError):
     """A name fits several images. The message names two of them."""
+
+
+class _Found(NamedTuple):
+    path: str
+    right_folders: int  # how many of the last folders in the name are right
 
 
 class ImageFinder:
@@ -40,7 +74,8 @@ class ImageFinder:
     A name that is the path of an image as it stands means that image, wherever it lies, as in a
     list of images; also one in the folder `images` beside the file, as CVAT writes them. Otherwise
     only images in the folder of the label file and its subfolders are found, or, if there are none,
-    those beside it: `..` in a name leads nowhere.
+    those beside it: `..` in a name leads nowhere. An image in a folder of another split than the
+    name, or the label file, has is none: tools number the images of each split.
 
     `rules` counts how names were found that are not the path of a file as they stand.
     """
@@ -50,6 +85,8 @@ class ImageFinder:
         self.folder = label_file.parent
         self.label_words = _words(label_file.stem)
         self.rules: Counter[str] = Counter()
+        self._in_folder: set[str] = set()  # names that were found in a folder that they name
+        self._elsewhere: set[str] = set()  # names with folders, of which none is right
 
     def find(self, name: str) -> str | None:
         """Return the path of the image with this name, or None if there is none.
@@ -63,6 +100,8 @@ class ImageFinder:
         for folder in (self.folder, self.folder / IMAGES):
             direct = os.path.abspath(os.path.join(folder, name))
             if is_image_name(direct) and os.path.isfile(direct):
+                if os.path.dirname(name):
+                    self._in_folder.add(name)
                 return direct
 
         for plain, rules in _readings(name):
@@ -70,14 +109,26 @@ class ImageFinder:
             if not parts:
                 continue
             found = self._find_parts(parts, rules)
-            if found is not None:
-                return found
             without_prefix = LABEL_STUDIO_PREFIX.sub("", parts[-1])
-            if without_prefix != parts[-1]:
+            if found is None and without_prefix != parts[-1]:
                 found = self._find_parts([without_prefix], [*rules, PREFIX_DROPPED])
             if found is not None:
-                return found
+                if len(parts) > 1:
+                    (self._in_folder if found.right_folders else self._elsewhere).add(name)
+                return found.path
         return None
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether a name was found in a folder that it does not name, but others in theirs.
+
+        To be asked when all names were looked for. Folders are right in all names, or in none: the
+        image may be one of the same name in place of one that is missing.
+        """
+        return self.is_elsewhere(name) and bool(self._in_folder)
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether a name was found in a folder that it does not name."""
+        return name in self._elsewhere
 
     def notes(self) -> list[Problem]:
         """Return a note for each rule by which names were found."""
@@ -88,7 +139,7 @@ class ImageFinder:
             notes.append(Problem(NOTE, where, reason))
         return notes
 
-    def _find_parts(self, parts: list[str], rules: list[str]) -> str | None:
+    def _find_parts(self, parts: list[str], rules: list[str]) -> "_Found | None":
         """Return the image whose path ends with most of these parts, and count how it was found."""
         name = parts[-1]
         wanted = [name_key(part) for part in parts[:-1]]
@@ -96,6 +147,7 @@ class ImageFinder:
         if not candidates and not is_image_name(name):
             candidates = self._by_stem.get(name_key(name), [])
             rules = [*rules, SUFFIX_ADDED]
+        candidates = [path for path in candidates if not self._is_of_other_split(path, wanted)]
         if not candidates:
             return None
 
@@ -110,7 +162,28 @@ class ImageFinder:
         if most < len(wanted):
             rules = [*rules, FOLDERS_DROPPED]
         self.rules.update([*rules, *_spelling_rules(name, os.path.basename(path))])
-        return path
+        return _Found(path, most)
+
+    def _is_of_other_split(self, path: str, wanted: list[str]) -> bool:
+        """Whether the folders of an image name another split than those of a name, or this file.
+
+        The file's own counts only where images lie in folders of that split: train.csv and val.csv
+        may divide one folder, as may that of trainval.
+        """
+        split = split_of_path(reversed(wanted))
+        if not split and "trainval" not in self.label_words:
+            split = split_of_path([self.label_file.stem])
+            split = split if split in self._split_of_folder.values() else UNASSIGNED
+        own = self._split_of_folder[os.path.dirname(path)]
+        return bool(split) and own not in (split, UNASSIGNED)
+
+    @cached_property
+    def _split_of_folder(self) -> dict[str, str]:
+        splits = {}
+        for folder in set(map(os.path.dirname, self.images)):
+            inside = os.path.relpath(folder, self.folder.parent)
+            splits[folder] = split_of_path(reversed(inside.split(os.sep)))
+        return splits
 
     def _candidates(self, key: str, wanted: list[str]) -> list[str]:
         """Return the images with a name: those in a folder of the right name, or else all."""

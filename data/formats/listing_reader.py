@@ -89,33 +89,53 @@ class FoundImages(NamedTuple):
 
 
 def _find_images(images: Sequence[AnnotatedImage], source: Path) -> FoundImages:
-    """Find the images that a file lists. Of two entries for one image the first one counts."""
+    """Find the images that a file lists.
+
+    Of two entries for one image the first one counts; of two with different names that whose name
+    has its folder, or none if neither has.
+    """
     finder = ImageFinder(source)
-    found: list[tuple[str, AnnotatedImage]] = []
+    entries_of: dict[str, list[AnnotatedImage]] = {}  # of each path
     missing: list[AnnotatedImage] = []
     problems: list[Problem] = []
-    place_of: dict[str, str] = {}  # of each path, the place of its first entry
     for image in images:
-        where = f"{printable(source)} {place(image.number)}"
-        name = excerpt(image.name, 200)
         try:
             path = _find(finder, image)
         except AmbiguousImageError as error:
-            problems.append(Problem(IMAGE_DROPPED, where, f"'{name}' {error}"))
+            problems.append(_left_out(image, source, str(error)))
             continue
         if path is None:
             missing.append(image)
+        else:
+            entries_of.setdefault(path, []).append(image)
+
+    found: list[tuple[str, AnnotatedImage]] = []
+    for path, entries in entries_of.items():
+        certain = [image for image in entries if not finder.is_doubtful(image.name)]
+        missing += [image for image in entries if finder.is_doubtful(image.name)]
+        if not certain:
             continue
 
-        first = place_of.setdefault(path, place(image.number))
-        if first != place(image.number):
-            reason = f"'{name}' is the image of {first}, which counts"
-            problems.append(Problem(IMAGE_DROPPED, where, reason))
+        first, *others = certain
+        names = {image.name for image in certain}
+        if len(names) > 1 and all(map(finder.is_elsewhere, names)):
+            for image in certain:
+                reason = f"and another name may both be {printable(path)}, in none of their folders"
+                problems.append(_left_out(image, source, reason))
             continue
-        found.append((path, image))
+        found.append((path, first))
+        for image in others:
+            reason = f"is the image of {place(first.number)}, which counts"
+            problems.append(_left_out(image, source, reason))
 
     problems += _not_found(source, missing, len(images))
     return FoundImages(found, problems + finder.notes())
+
+
+def _left_out(image: AnnotatedImage, source: Path, reason: str) -> Problem:
+    """Return the problem of an entry; reason: what is said of its name."""
+    where = f"{printable(source)} {place(image.number)}"
+    return Problem(IMAGE_DROPPED, where, f"'{excerpt(image.name, 200)}' {reason}")
 
 
 def _find(finder: ImageFinder, image: AnnotatedImage) -> str | None:

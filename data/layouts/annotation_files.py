@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.formats.base import LabelFormat
+from data.formats.image_finder import split_of_path
 from data.formats.registry import COCO_JSON, FORMATS
-from data.layouts.base import Layout, in_order, split_of_path
+from data.layouts.base import Layout, in_order
 from utils.images.decode import is_image_name
 
 READERS = [reader for reader in FORMATS if reader.lists_images]

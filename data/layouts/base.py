@@ -1,25 +1,12 @@
-"""What a recognized data set is, and the words that name a split in paths."""
+"""What a recognized data set is, and what flags choose about it."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from data.formats.base import ClassNames
-
-UNASSIGNED = ""  # the split of images that no folder or list puts into one
-SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "trainval": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
+from data.formats.image_finder import UNASSIGNED
 
 
 @dataclass(frozen=True)
@@ -59,21 +46,6 @@ class Layout(NamedTuple):
         if self.labels:
             return self.labels
         return tuple(source for sources in self.splits.values() for source in sources)
-
-
-def split_of_path(parts: Iterable[str]) -> str:
-    """Return the split that a folder or a file name of a path names, UNASSIGNED if none does.
-
-    >>> split_of_path(["valid", "images"]), split_of_path(["instances_train2017.json"])
-    ('val', 'train')
-    >>> split_of_path(["photos"])
-    ''
-    """
-    for part in parts:
-        for word in re.split(r"[^a-z]+", part.lower()):
-            if word in SPLIT_WORDS:
-                return SPLIT_WORDS[word]
-    return UNASSIGNED
 
 
 def in_order(splits: Mapping[str, Iterable[Path]]) -> dict[str, tuple[Path, ...]]:

@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.voc.folders import is_image_set
 from data.formats.yolo_txt import is_list_of_images
 from data.images import find_images
-from data.layouts.base import UNASSIGNED, Layout, in_order, split_of_path
+from data.layouts.base import Layout, in_order
 from utils.images.decode import is_image_name
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.dataset_yaml import MAX_BYTES, read_data_yaml
+from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.name_lists import NAME_LISTS
 from data.formats.registry import format_of
 from data.images import HEIF_ADVICE, HEIF_SUFFIXES, walk_folders
 from data.layouts.annotation_files import annotation_layouts, reader_of
-from data.layouts.base import UNASSIGNED, Layout, split_of_path
+from data.layouts.base import Layout
 from data.layouts.darknet import darknet_layout, is_darknet
 from data.layouts.image_folders import image_folder_layouts
 from utils.printable import counted, printable

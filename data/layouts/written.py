@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from data.dataset_yaml import SPLITS, DataSpec, read_data_yaml
 from data.formats.base import ClassNames
+from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.registry import format_of
 from data.images import read_lines
-from data.layouts.base import UNASSIGNED, Choices, Layout, split_of_path
+from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
 from data.layouts.similar import similar_groups

@@ -1,5 +1,6 @@
 """Files that list images: those that are not found, or found twice, and 100,000 of them."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -46,13 +47,82 @@ def test_image_that_is_listed_twice_or_ambiguous_is_left_out(tmp_path: Path) -> 
     (tmp_path / "x.csv").write_text(HEADER + rows)
     read = read_source(tmp_path / "x.csv")
     assert read.boxes == {"a.png": [("cat", 1, 2, 3, 4)], "q/b.png": [("cat", 5, 6, 7, 8)]}
-    first, second, note = read.problems
-    assert reasons([first, second, note], tmp_path) == [
-        "x.csv line 3: 'old/a.png' is the image of line 2, which counts",
+    assert reasons(read.problems, tmp_path) == [
         "x.csv line 4: 'b.png' fits both p/b.png and q/b.png",
+        "x.csv line 3: no image 'old/a.png' in this folder",
         "x.csv: 1 image name found without their folders",
     ]
-    assert (first.kind, second.kind, note.kind) == (IMAGE_DROPPED, IMAGE_DROPPED, NOTE)
+    kinds = [problem.kind for problem in read.problems]
+    assert kinds == [IMAGE_DROPPED, IMAGE_DROPPED, NOTE]
+
+    (tmp_path / "x.csv").write_text(HEADER + "a.png,1,2,3,4,cat\nA.png,5,6,7,8,cat\n")
+    read = read_source(tmp_path / "x.csv")
+    assert read.boxes == {"a.png": [("cat", 1, 2, 3, 4)]}
+    reason = reasons(read.problems, tmp_path)[0]
+    assert reason == "x.csv line 3: 'A.png' is the image of line 2, which counts"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("images", "missing", "present"),
+    [
+        (["images/val/1.png", "images/train/2.png"], "train/1.png", "val/1.png"),
+        (["images/video1/1.png"], "video2/1.png", "video1/1.png"),
+        (["images/val/1.png"], "train/1.png", ""),
+        (["images/1.png"], "C:\\train\\1.png", "C:/val/1.png"),
+    ],
+)
+def test_image_does_not_take_the_place_of_one_that_is_missing(
+    tmp_path: Path, images: list[str], missing: str, present: str, order: int
+) -> None:
+    """Splits and videos number their images, so the names of many are equal but for folders."""
+    draw(tmp_path, *images)
+    box_of = {missing: (1, 1, 5, 5), present: (2, 2, 9, 9)}
+    names = [name for name in (missing, present) if name][::order]
+    (tmp_path / "boxes").mkdir()
+    rows = [",".join(map(str, (name, *box_of[name], "cat"))) for name in names]
+    (tmp_path / "boxes" / "x.csv").write_text(HEADER + "\n".join(rows))
+    is_found = present and "C:" not in present
+    expected = [(str(tmp_path / images[0]), [[2, 2, 7, 7]])] if is_found else []
+    assert rows_of(tmp_path / "boxes" / "x.csv") == expected
+
+    coco: dict[str, list[dict[str, object]]] = {"images": [], "annotations": []}
+    coco["categories"] = [{"id": 1, "name": "cat"}]
+    for number, name in enumerate(names):
+        x1, y1, x2, y2 = box_of[name]
+        coco["images"].append({"id": number, "file_name": name, "width": 40, "height": 20})
+        box = [x1, y1, x2 - x1, y2 - y1]
+        coco["annotations"].append({"image_id": number, "category_id": 1, "bbox": box})
+    (tmp_path / "boxes" / "x.json").write_text(json.dumps(coco))
+    assert rows_of(tmp_path / "boxes" / "x.json") == expected
+
+
+def rows_of(source: Path) -> list[tuple[str, list[list[float]]]]:
+    """The path and the boxes of each image of a source that exists."""
+    found = []
+    for image in format_of(source).images(source, ["cat"]).images:
+        if Path(image.path).is_file():
+            found.append((image.path, [list(row.box_xywh) for row in image.rows]))
+    return found
+
+
+def test_images_of_another_split_than_the_files_are_not_its_own(tmp_path: Path) -> None:
+    draw(tmp_path, "images/train/2.png", "images/val/1.png")
+    rows = "1.png,1,1,5,5,cat\n2.png,1,1,5,5,cat\n"
+    (tmp_path / "boxes").mkdir()
+    for name, found in (
+        ("train", ["2.png"]),
+        ("trainval", ["1.png", "2.png"]),
+        ("x", ["1.png", "2.png"]),
+    ):
+        file = tmp_path / "boxes" / f"{name}.csv"
+        file.write_text(HEADER + rows)
+        assert [Path(path).name for path, _ in rows_of(file)] == found
+
+    # A list that divides the images of one folder, whatever it is called.
+    file = tmp_path / "boxes" / "test.csv"
+    file.write_text(HEADER + rows)
+    assert len(rows_of(file)) == 2
 
 
 def test_rules_are_said_once(tmp_path: Path) -> None:
