@@ -83,15 +83,18 @@ class DataSpec:
             known = ", ".join(self.splits) or "no split"
             raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {known})")
 
-        for path in paths:
-            if os.path.exists(path):
-                continue
-            hint = self._where_else(path)
-            if self.download and not self.sources_exist():
-                hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
-            missing = f"'{split}' is {printable(path)}, which does not exist"
-            raise ValueError(f"{printable(self.file)}: {missing}{hint}")
+        for key, sources in ((split, paths), ("labels", self.labels)):
+            for path in sources:
+                if not os.path.exists(path):
+                    raise ValueError(self._missing(key, path))
         return paths
+
+    def _missing(self, key: str, path: Path) -> str:
+        """Return what is said of a path that does not exist."""
+        hint = self._where_else(path)
+        if self.download and not self.sources_exist():
+            hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
+        return f"{printable(self.file)}: '{key}' is {printable(path)}, which does not exist{hint}"
 
     def _where_else(self, path: Path) -> str:
         """Return what is said of a path that does not exist: where its data may be."""
@@ -100,6 +103,8 @@ class DataSpec:
             return f"; {printable(beside)} exists: remove 'path' from the YAML, or correct it"
         if self.file.parent == FOLDER:
             return "; the first lines of that file say where to get the data"
+        if self.labels:
+            return "; if the data were moved, give their new path as --data"
         return ""
 
     def needed(self) -> tuple[Path, ...]:

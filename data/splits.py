@@ -136,14 +136,27 @@ class Dataset:
             say(f"{split}: the first problem is {problem}")
 
     def _say_shared_images(self, split: str, labels: Labels, say: Say) -> None:
-        """Say how many images are in another split, too."""
+        """Say how many images are in another split, too, also by a link."""
+        files = _files_of(labels)
         for other, tiles_or_images in self.labels.items():
-            whole = tiles_or_images.whole
-            paths = {whole.path(index) for index in range(len(whole))}
-            shared = sum(labels.path(index) in paths for index in range(len(labels)))
+            shared = len(files & _files_of(tiles_or_images.whole))
             if shared:
                 images = f"{shared:,} of {counted(len(labels), 'image')}"
                 say(f"{split}: {images} also in {other}: new images will give worse metrics")
+
+
+def _files_of(labels: Labels) -> set[tuple[int, int] | str]:
+    """Return what is equal for two paths of one file: its device and inode."""
+    files: set[tuple[int, int] | str] = set()
+    for index in range(len(labels)):
+        path = labels.path(index)
+        try:
+            status = os.stat(path)
+        except OSError:
+            files.add(path)
+            continue
+        files.add((status.st_dev, status.st_ino) if status.st_ino else path)
+    return files
 
 
 def _say_absent_classes(train: Report, val: Report, say: Say) -> None:

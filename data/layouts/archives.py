@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from utils.files.folders import make_folder
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import printable
 
+FOLDER = "archives"  # below that of the caches
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
 OTHER_SUFFIXES = {".yaml", ".yml", ".data", ".names", ".labels"}  # that describe a data set
 WANTED = IMAGE_SUFFIXES.union(OTHER_SUFFIXES, *(reader.suffixes for reader in FORMATS))
@@ -33,7 +35,7 @@ def unpacked(archive: Path, cache: Path) -> Path:
     Raises ValueError with its path if it is damaged, unsafe, or has none of these files.
     """
     key = hashlib.sha256(os.fsencode(archive) + file_state(archive)).hexdigest()[:16]
-    folder = cache / "archives" / f"{archive.name.partition('.')[0][:40]}-{key}"
+    folder = cache / FOLDER / f"{archive.name.partition('.')[0][:40]}-{key}"
     if folder.is_dir():
         return folder
 
@@ -50,6 +52,15 @@ def unpacked(archive: Path, cache: Path) -> Path:
                 raise ValueError(f"{printable(archive)} is not unpacked: {error}") from None
             os.replace(contents, folder)
     return folder
+
+
+def without_key(path: str) -> str:
+    """Return the path of an unpacked file without what changes with its archive.
+
+    >>> without_key("/cache/archives/photos-0123456789abcdef/a.jpg")
+    '/cache/archives/photos/a.jpg'
+    """
+    return re.sub(f"(/{FOLDER}/[^/]*)-[0-9a-f]{{16}}(?=/)", r"\1", path, count=1)
 
 
 def _is_wanted(path: Sequence[str]) -> bool:

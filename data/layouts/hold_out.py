@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from data.layouts.similar import Groups
+from utils.printable import printable
 
 
 class HeldOut(NamedTuple):
@@ -38,15 +39,18 @@ def hold_out(
         seed: gives another choice.
         similar: a number for each of the sorted paths; images with the same one stay together.
 
-    Raises ValueError if `group` is not a regular expression, or there are fewer than two groups.
+    Raises ValueError if `group` is not a regular expression or matches no name, or there are fewer
+    than two groups.
     """
     paths = sorted(names)
     groups = _groups(paths, names, group, similar)
     if len(groups) < 2:
-        what = "image" if not group else f"group of --group {group}"
-        raise ValueError(
-            f"there is only one {what}, so no val split can be held out: give 'val' in a data YAML"
-        )
+        what = "there is only one image"
+        if len(paths) > 1:
+            what = f"all {len(paths):,} images are nearly identical"
+        if group:
+            what = f"there is only one group of --group {group}"
+        raise ValueError(f"{what}, so no val split can be held out: give 'val' in a data YAML")
 
     # The groups in the order of their hashes; those below the share are held out.
     ranked = sorted((_fraction(names[members[0]], seed), members) for members in groups)
@@ -81,15 +85,21 @@ def _groups(
     except re.error as error:
         raise ValueError(f"--group '{group}' is not a regular expression: {error}") from None
 
+    matches = 0
     joined = Groups(len(paths))
     first_of: dict[str | int, int] = {}  # the first image of each match, and of each similar group
     for index, path in enumerate(paths):
         match = pattern.search(names[path]) if group else None
         if match is not None:
+            matches += 1
             key = match[1] if pattern.groups else match[0]
             joined.join(first_of.setdefault(key, index), index)
         if similar:
             joined.join(first_of.setdefault(similar[index], index), index)
+
+    if group and paths and not matches:
+        shown = printable(names[paths[0]])
+        raise ValueError(f"--group '{group}' matches no image name, such as {shown}")
 
     groups = defaultdict(list)
     for path, number in zip(paths, joined.numbers(), strict=True):

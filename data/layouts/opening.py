@@ -15,7 +15,7 @@ from data.layouts.archives import is_archive, unpacked
 from data.layouts.base import Choices, Layout
 from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.recognize import YAML_SUFFIXES, recognize
-from data.layouts.written import write_data_set
+from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
 from utils.files.folders import cache_folder, make_folder, temporary_cache_folder
 from utils.files.writers import write_text
@@ -60,6 +60,8 @@ def open_data(
     if first is not None and len(given) == 1 and _is_complete(first, splits, choices):
         chosen_names(ClassNames(first.names, str(first.file)), choices.names)
         spec = first
+        if choices.group:
+            spec = replace(spec, notes=(*spec.notes, GROUP_NOT_USED))
     else:
         needs_train = "train" in splits
         if needs_train:
@@ -188,5 +190,6 @@ def _written_folder(paths: Sequence[Path], choices: Choices, cache: Path | None)
     Without one it is below the system's temporary folder.
     """
     text = " ".join(str(path.resolve()) for path in paths)
-    key = hashlib.sha256(f"{text} {choices}".encode(errors="surrogateescape")).hexdigest()
+    written_by = replace(choices, strict=False)  # which writes nothing else
+    key = hashlib.sha256(f"{text} {written_by}".encode(errors="surrogateescape")).hexdigest()
     return (cache or temporary_cache_folder()) / "data" / key[:16]

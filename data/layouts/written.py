@@ -12,6 +12,7 @@ from data.formats.base import ClassNames
 from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.registry import format_of
 from data.images import read_lines
+from data.layouts.archives import without_key
 from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
@@ -23,6 +24,7 @@ from utils.printable import counted, excerpt, printable
 
 YAML_NAME = "data.yaml"
 LISTS = {split: f"{split}.txt" for split in SPLITS}
+GROUP_NOT_USED = "--group is not used, because no image is held out"
 SHOWN_NAMES = 100  # characters
 Splits = Mapping[str, Sequence[Path]]
 
@@ -81,6 +83,8 @@ def write_data_set(
         lists |= held_out._asdict()
         first, *further = said
         notes = [*notes[:-1], "; ".join([*notes[-1:], first]), *further]
+    elif choices.group:
+        notes.append(GROUP_NOT_USED)
     notes += _notes_of_unused(unused, len(images) - sum(map(len, divided.values())))
 
     entries = _entries(splits, lists, labels, classes)
@@ -275,7 +279,8 @@ def _in_list(file: Path, paths: Sequence[str]) -> int:
     """Return the number of paths that are in a list; 0 if it does not exist."""
     if not file.is_file():
         return 0
-    return len(set(read_lines(file)).intersection(paths))
+    listed = set(map(without_key, read_lines(file)))
+    return len(listed.intersection(map(without_key, paths)))
 
 
 def _described(layout: Layout, classes: ClassNames) -> str:

@@ -168,3 +168,12 @@ def test_trained_classes_without_a_val_box_are_named(tmp_path):
     file.write_text("train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
     said = said_of(file, splits=("train", "val"))
     assert said[-1] == "val: no box of 1 trained class: dog"
+
+
+def test_images_that_are_in_both_splits_by_a_link_are_counted(tmp_path):
+    file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": ROW})
+    (tmp_path / "val").symlink_to("images")
+    (tmp_path / "val" / "a.txt").write_text(ROW)
+    file.write_text("train: images\nval: val\nnames: [cat, dog]\n")
+    said = said_of(file, splits=("train", "val"))
+    assert "val: 2 of 2 images also in train: new images will give worse metrics" in said

@@ -68,6 +68,7 @@ def test_both_splits_have_an_image(count, share):
         ([], "", "there is only one image, so no val split can be held out"),
         (["a.jpg"], "", "there is only one image, so no val split can be held out"),
         (["a1.jpg", "a2.jpg"], "a", "there is only one group of --group a"),
+        (["a.jpg", "b.jpg"], "patient", "--group 'patient' matches no image name, such as a.jpg"),
         (["a.jpg"], "(", "--group '(' is not a regular expression: missing )"),
     ],
 )
@@ -75,3 +76,8 @@ def test_choice_that_cannot_be_made_is_refused(images, group, message):
     with pytest.raises(ValueError) as refusal:
         hold_out(paths(images), share=0.2, group=group)
     assert message in str(refusal.value)
+
+
+def test_images_that_are_all_nearly_identical_are_refused():
+    with pytest.raises(ValueError, match=r"^all 3 images are nearly identical, so no"):
+        hold_out(paths(["a.jpg", "b.jpg", "c.jpg"]), share=0.2, similar=[0, 0, 0])

@@ -160,6 +160,48 @@ def test_archive_is_unpacked_once_below_the_cache(tmp_path):
     assert said[-1] == "1 image nearly identical to another: in its split"
 
 
+def test_images_that_change_their_side_are_said(tmp_path):
+    """Also of a changed archive, which is unpacked into another folder, and with --strict."""
+    folder = image_folder(tmp_path / "photos", 10)
+    cache = tmp_path / "cache"
+    opened(folder, cache=cache)
+    opened(zipped(folder, tmp_path / "export.zip"), cache=cache)
+    for number in range(10):  # copies whose names are the first of their groups
+        for kind in ("png", "txt"):
+            copy = folder / f"-{number}.{kind}"
+            copy.write_bytes((folder / f"{number}.{kind}").read_bytes())
+    for path in (folder, zipped(folder, tmp_path / "export.zip")):
+        said = []
+        opened(path, cache=cache, said=said, strict=True)
+        assert "images in another split than the last time: new images have" in said[-1]
+        said.clear()
+        opened(path, cache=cache, said=said)
+        assert "another split" not in " ".join(said)
+
+
+def test_group_that_is_not_used_is_said(tmp_path):
+    image_folder(tmp_path / "photos" / "train")
+    image_folder(tmp_path / "photos" / "val")
+    file = tmp_path / "data.yaml"
+    file.write_text("train: photos/train\nval: photos/val\nnames: [cat, dog]\n")
+    for path in (file, tmp_path / "photos"):
+        said = []
+        opened(path, cache=tmp_path / "cache", said=said, group="[0-9]")
+        assert said[-1] == "--group is not used, because no image is held out"
+
+
+def test_run_whose_data_were_moved_says_what_to_do(tmp_path):
+    folder = image_folder(tmp_path / "photos")
+    dataset = opened(folder, cache=tmp_path / "cache")
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError) as refusal:
+        opened(dataset.file, cache=tmp_path / "cache")
+    assert str(refusal.value) == (
+        f"{dataset.file}: 'labels' is {folder}, which does not exist; if the data were moved, give "
+        "their new path as --data"
+    )
+
+
 def test_unsafe_archive_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
         archive.writestr("../a.txt", "x")
