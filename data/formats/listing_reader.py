@@ -64,6 +64,7 @@ class ListingReader(ABC):
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         contents = self.contents(source)
+        _require_order(contents, names, source)
         indices = class_indices(names)
         found = _find_images(contents.images, source)
         listed: list[ListedImage] = []
@@ -79,6 +80,22 @@ class ListingReader(ABC):
             rows = [row_scaled(row, *size) for row in rows]
         kept, problems = rows_in_image(rows, size, printable(image.label_file))
         return ImageRows(kept, problems, converted=image.converted)
+
+
+def _require_order(contents: AnnotationFile, names: Sequence[str], source: Path) -> None:
+    """Raise ValueError if boxes have class numbers, and the tool's list has another order."""
+    listed = contents.names
+    if listed is None or listed == tuple(names):
+        return
+    for image in contents.images:
+        for annotation in image.annotations:
+            number = annotation.class_name
+            if number.isdecimal() and number not in names and number not in listed:
+                first, second = (excerpt(", ".join(classes), 300) for classes in (listed, names))
+                raise ValueError(
+                    f"{printable(source)} {place(annotation.number)}: class {excerpt(number)} is a "
+                    f"number, and the tool lists the classes {first}; the data YAML has {second}"
+                )
 
 
 class FoundImages(NamedTuple):

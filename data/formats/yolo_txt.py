@@ -46,6 +46,7 @@ MOST_FRACTION = 2  # larger coordinates are hardly fractions
 PARENTS = 2  # folders above a source in which a list of its classes may be
 SAMPLED_IMAGES = 200  # number of images of a folder whose XML files are looked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,6})(?:\.0*)?\s")  # also as programs write it, 1.0
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 
 
@@ -144,9 +145,9 @@ def _numbers_in_use(images: Iterable[ListedImage]) -> tuple[str, ...]:
         except ValueError:
             continue
         for line in data.removeprefix(BYTE_ORDER_MARK).splitlines():
-            first = line.split(maxsplit=1)[:1]
-            if first and first[0].isdigit() and len(first[0]) < 7:
-                largest = max(largest, int(first[0]))
+            number = CLASS_NUMBER.match(line)
+            if number:
+                largest = max(largest, int(number[1]))
     return tuple(map(str, range(largest + 1)))
 
 

@@ -122,8 +122,8 @@ def _require_names(classes_of: Mapping[Path, ClassNames]) -> None:
             numbered.append(path)
     if numbered and len(numbered) < len(classes_of):
         raise ValueError(
-            f"{printable(numbered[0])} has only class numbers, other data have names: --names "
-            "gives its names"
+            f"{printable(numbered[0])} has only class numbers, other data have names: list its "
+            "names in a file classes.txt in it, or give all with --names"
         )
 
 

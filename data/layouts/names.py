@@ -123,6 +123,18 @@ def _other_spelling(listed: ClassNames, names: Sequence[str]) -> str:
     return f"{where} spells the classes in another way: {both}"
 
 
+def spelled_alike(names: Iterable[str]) -> list[str]:
+    """Return the names that another one is equal to, but for capital letters and signs.
+
+    >>> spelled_alike(["Cat", "dog", "cat"])
+    ['Cat', 'cat']
+    """
+    names_of = defaultdict(list)
+    for name in names:
+        names_of[_spelling(name) or name].append(name)
+    return [name for alike in names_of.values() if len(alike) > 1 for name in alike]
+
+
 def _spelling(name: str) -> str:
     """Return what spellings of a name have in common.
 
@@ -135,8 +147,8 @@ def _spelling(name: str) -> str:
 def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
     """Return the names that --names gives, or those that were found if it gives none.
 
-    Raises ValueError if they do not fit: numbers need a name for each, names in use the same ones
-    in any order. A list of names cannot be changed: label files may number the classes by it.
+    Raises ValueError if they do not fit: numbers need a name for each, names in use must be among
+    them, in any order. A list of names cannot be changed: label files may number the classes by it.
     """
     if not chosen or tuple(chosen) == found.names:
         return found
@@ -153,7 +165,7 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
             f"--names has {counted(len(chosen), 'name')}, but the labels have the classes 0 to "
             f"{len(found.names) - 1}"
         )
-    if not numbered and set(chosen) != set(found.names):
+    if not numbered and not set(found.names) <= set(chosen):
         raise ValueError(f"--names has {_shown(chosen)}, but the labels name {_shown(found.names)}")
     return ClassNames(tuple(chosen), "--names")
 

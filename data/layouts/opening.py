@@ -104,6 +104,8 @@ def images_to_detect_in(spec: DataSpec, split: str, cache_dir: str = "") -> Path
 def is_other_path(name: str) -> bool:
     """Whether --data is a path that is no YAML: a folder, an archive, a tool's file."""
     path = Path(name)
+    if not name:
+        return False  # not the current folder
     return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
 
 

@@ -16,6 +16,7 @@ from data.layouts.archives import without_key
 from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
+from data.layouts.names import spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
 from utils.files.folders import make_folder
@@ -67,6 +68,10 @@ def write_data_set(
     ]
     if len(layouts) > 1 or choices.merge:
         notes.append(f"together {_classes_text(classes.names)}")
+    alike = spelled_alike(classes.names)
+    if alike:
+        renamed = f"--merge '{alike[0]}={alike[1]}' makes one class of two"
+        notes.insert(0, f"classes differ in spelling only: {', '.join(alike)}: {renamed}")
 
     # Lists of images: those of the tool's own splits, and of images that are held out.
     images = _images_to_be_divided(layouts, splits, classes, choices.val_split)

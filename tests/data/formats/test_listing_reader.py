@@ -200,3 +200,14 @@ def test_100_000_images_are_read_in_bounded_memory(tmp_path: Path, suffix: str) 
     assert time.process_time() - start < 30
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown * unit < MAX_GROWTH
+
+
+def test_numbers_of_classes_are_those_of_the_tools_list(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png")
+    (tmp_path / "classes.csv").write_text("dog,0\ncat,1\n")
+    (tmp_path / "x.csv").write_text(HEADER + "a.png,1,2,3,4,1\n")
+    assert read_source(tmp_path / "x.csv", ["dog", "cat"]).boxes == {"a.png": [("cat", 1, 2, 3, 4)]}
+    with pytest.raises(ValueError, match="line 2: class 1 is a number, and the tool lists the"):
+        read_source(tmp_path / "x.csv", ["cat", "dog"])
+    (tmp_path / "x.csv").write_text(HEADER + "a.png,1,2,3,4,cat\n")
+    assert read_source(tmp_path / "x.csv", ["cat", "dog"]).boxes == {"a.png": [("cat", 1, 2, 3, 4)]}

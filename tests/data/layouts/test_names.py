@@ -192,3 +192,8 @@ def test_list_of_one_split_is_that_of_the_others(tmp_path):
 def test_long_list_is_read_in_time_proportional_to_its_length(tmp_path):
     source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n", "".join(f"{n}\n" for n in range(50_000)))
     assert len(names_of_sources([source]).names) == 50_000
+
+
+def test_numbers_with_a_decimal_point_are_classes(tmp_path):
+    source = folder(tmp_path, "a", "2.0 .5 .5 .5 .5\n0.5 .5 .5 .5 .5\n")
+    assert names_of_sources([source]).names == ("0", "1", "2")

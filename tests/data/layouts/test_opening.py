@@ -117,6 +117,13 @@ def test_names_are_compared_with_a_list_whatever_is_written(tmp_path, choices):
         opened(file, cache=tmp_path / "cache", **choices)
 
 
+def test_empty_path_is_not_the_current_folder(tmp_path, monkeypatch):
+    """As the shell passes a variable that is not set."""
+    monkeypatch.chdir(image_folder(tmp_path / "photos"))
+    with pytest.raises(ValueError, match="the name is empty"):
+        opened("", cache=tmp_path / "cache")
+
+
 def test_sources_in_no_split_are_said(tmp_path):
     image_folder(tmp_path / "photos" / "train")
     image_folder(tmp_path / "photos" / "more")

@@ -114,7 +114,8 @@ def test_data_yamls_are_joined_split_by_split(tmp_path):
         (
             "cat\ndog\n",
             "",
-            "{two} has only class numbers, other data have names: --names gives its names",
+            "{two} has only class numbers, other data have names: list its names in a file "
+            "classes.txt in it, or give all with --names",
         ),
     ],
 )
@@ -407,3 +408,38 @@ def test_image_in_two_data_sets_with_other_classes_is_refused(tmp_path):
     (tmp_path / "two.yaml").write_text(text)
     (tmp_path / "two" / "classes.txt").unlink()
     assert len(opened(one_again, tmp_path / "two.yaml", cache=tmp_path / "cache").labels["train"])
+
+
+def voc_folder(root, *names):
+    """Images with an object of Pascal VOC each."""
+    image_folder(root, len(names), names="")
+    for number, name in enumerate(names):
+        (root / f"{number}.txt").unlink()
+        box = "<xmin>2</xmin><ymin>2</ymin><xmax>6</xmax><ymax>6</ymax>"
+        (root / f"{number}.xml").write_text(
+            f"<annotation><object><name>{name}</name><bndbox>{box}</bndbox></object></annotation>"
+        )
+    return root
+
+
+def test_classes_that_differ_in_spelling_only_are_said(tmp_path):
+    one = voc_folder(tmp_path / "one", "Cat", "dog", "dog")
+    two = voc_folder(tmp_path / "two", "cat", "cat")
+    said = []
+    assert opened(one, two, cache=tmp_path / "cache", said=said).names == ["Cat", "cat", "dog"]
+    assert said[0] == (
+        "classes differ in spelling only: Cat, cat: --merge 'Cat=cat' makes one class of two"
+    )
+    said.clear()
+    opened(one, two, cache=tmp_path / "cache", said=said, merge=("Cat=cat",))
+    assert "spelling" not in " ".join(said)
+
+
+def test_names_flag_names_the_numbers_of_one_of_several_data_sets(tmp_path):
+    """As the refusal of numbers beside names says; the names may be more than those in use."""
+    named = voc_folder(tmp_path / "named", "cat", "dog", "dog")
+    numbered = image_folder(tmp_path / "numbered", 3, "2 .5 .5 .5 .5", names="")
+    names = ("bird", "cat", "dog")
+    found = class_names_by_image(opened(named, numbered, cache=tmp_path / "cache", names=names))
+    assert [found[str(folder / "1.png")] for folder in (named, numbered)] == [["dog"], ["dog"]]
+    assert found[str(named / "0.png")] == ["cat"]
