@@ -622,8 +622,7 @@ def _no_images(sources: Sequence[Path], problems: Sequence[Problem]) -> str:
     """Return the text of the error for sources without images."""
     where = ", ".join(map(printable, sources[:3]))
     more = " ..." if len(sources) > 3 else ""
-    first = f"; the first problem is {problems[0]}" if problems else ""
-    return f"no images in {where}{more}{first}"
+    return f"no images in {where}{more}{_first_problem(problems)}"
 
 
 def _first_problem(problems: Sequence[Problem]) -> str:

@@ -120,9 +120,23 @@ def _given(name: str, cache: Path | None, *, download: bool) -> Given:
     if is_archive(path):
         folder = unpacked(path, cache or temporary_cache_folder())
     layout = recognize(folder)
-    if layout.is_yaml:
-        return _given_yaml(path, layout.path, download=download)
-    return Given(path, layout)
+    if not layout.is_yaml:
+        return Given(path, layout)
+    given = _given_yaml(path, layout.path, download=download)
+    if folder != path:
+        _require_inside(given, folder)
+    return given
+
+
+def _require_inside(given: Given, folder: Path) -> None:
+    """Raise ValueError if the YAML in an archive names data outside of it, which others may be."""
+    sources = [source for group in given.layout.splits.values() for source in group]
+    for source in (*sources, *given.layout.labels):
+        if not source.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{printable(given.path)}: its {given.layout.path.name} names {printable(source)}, "
+                "which is not in the archive: unpack it, correct the paths, and give the folder"
+            )
 
 
 def _given_yaml(path: Path, file: Path, *, download: bool) -> Given:

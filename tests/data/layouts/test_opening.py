@@ -217,6 +217,16 @@ def test_unsafe_archive_is_refused(tmp_path):
     assert not list((tmp_path / "cache" / "archives").glob("export-*/**/*.txt"))
 
 
+@pytest.mark.parametrize("path", ["path: /tmp\n", "path: ../..\n"])
+def test_yaml_in_an_archive_names_nothing_outside(tmp_path, path):
+    image_folder(tmp_path / "photos" / "train")
+    (tmp_path / "photos" / "data.yaml").write_text(f"{path}train: .\nval: .\nnames: [cat, dog]\n")
+    with pytest.raises(
+        ValueError, match=r"its data\.yaml names .*, which is not in the archive: u"
+    ):
+        opened(zipped(tmp_path / "photos", tmp_path / "export.zip"), cache=tmp_path / "cache")
+
+
 # ---------------------------------------------------------------------- exports of tools
 
 
