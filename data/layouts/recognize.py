@@ -151,7 +151,10 @@ def _contents(root: Path) -> str:
             "beside the labels, in a folder images/"
         )
 
-    names = sorted(os.listdir(root))[:10]
+    try:
+        names = sorted(os.listdir(root))[:10]
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
     if not names:
         return "it is empty"
     return f"it has {', '.join(map(printable, names))}"

@@ -175,6 +175,13 @@ def test_folder_without_data_is_refused_with_what_to_do(tmp_path, files, message
         recognize(tmp_path)
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_folder_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "a").mkdir(mode=0)
+    with pytest.raises(ValueError, match=r"a has no data set: it cannot be read: Permission"):
+        recognize(tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
