@@ -1,6 +1,8 @@
 """Import packages that requirements.txt does not list, where they are used."""
 
 import importlib
+import os
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -26,6 +28,7 @@ def import_all_optional(packages: Iterable[str], purpose: str) -> list[ModuleTyp
     >>> [module.__name__ for module in modules]
     ['json', 'json.decoder']
     """
+    _turn_off_telemetry()
     imported = []
     names: list[str] = []  # of the packages that fail
     reasons: list[str] = []  # of those that are installed
@@ -48,3 +51,13 @@ def import_all_optional(packages: Iterable[str], purpose: str) -> list[ModuleTyp
         shown = f" ({'; '.join(reasons)})" if reasons else ""
         raise ValueError(f"{purpose} needs {listed}: pip install {' '.join(names)}{shown}")
     return imported
+
+
+def _turn_off_telemetry() -> None:
+    """Keep onnxruntime, openvino and nncf from sending usage data, as they do when imported.
+
+    onnxruntime from 1.32 on has a variable for it. openvino and nncf send by a package of their
+    own, without which they work as well.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # not to be found

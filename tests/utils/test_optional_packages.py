@@ -1,6 +1,10 @@
 """utils/optional_packages.py: a package that is missing gives one sentence with the pip command."""
 
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +44,18 @@ def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypat
         ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"
     ):
         import_optional("broken_package", "a test")
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "openvino", "nncf"])
+def test_runtimes_do_not_prepare_to_send_usage_data(package, tmp_path):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    code = f"from utils.optional_packages import import_optional; import_optional({package!r}, '')"
+    own = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | own
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, check=True)
+
+    # each of them writes a number of the user before it sends anything
+    written = {file.name for file in tmp_path.rglob("*")}
+    assert not written & {"deviceid", "openvino_ga_cid", "onnxruntime.db"}
