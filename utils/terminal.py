@@ -20,6 +20,7 @@ from tqdm import tqdm
 from utils.printable import one_line, printable
 from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_streams
 
+INDENT = " " * 4  # of lines below an error's sentence
 # Faults of the machine, not bugs: one sentence is shown instead of a traceback.
 OUTSIDE = {
     getattr(errno, name, None)
@@ -169,9 +170,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(sentence: str, code: int) -> int:
-    """Print the error, with a traceback if KESTREL_TRACEBACK is set, and return `code`."""
+    """Print the error, with a traceback if KESTREL_TRACEBACK is set, and return `code`.
+
+    Lines below the sentence, such as commands to choose from, begin with spaces. Any other newline
+    is escaped, since it is part of a name.
+    """
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
+    lines = sentence.split(f"\n{INDENT}")
     with discard_if_terminal_closed(sys.stderr):
-        print(printable(sentence), file=sys.stderr)
+        print(f"\n{INDENT}".join(map(printable, lines)), file=sys.stderr)
     return code

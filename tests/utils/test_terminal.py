@@ -41,6 +41,11 @@ def run_script(body: str, **environment: str) -> tuple[int, str]:
             2,
             "error: a\\nerror: b \\x1b[2J\\udcff.txt: no\n",
         ),
+        (
+            r"raise ValueError('choose one\n    --data a\nb\n    --data c')",
+            2,
+            "error: choose one\n    --data a\\nb\n    --data c\n",
+        ),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
         (
             "import os; os.environ['KESTREL_SPAWNED'] = '1'; raise KeyboardInterrupt",
