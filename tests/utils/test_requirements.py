@@ -45,3 +45,15 @@ def test_one_missing_package_is_said_in_the_singular(monkeypatch):
     monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == "yaml" else name)
     sentence = requirements_error(missing_packages(), "not installed")
     assert sentence.startswith("PyYAML is not installed: ")
+
+
+@pytest.mark.parametrize("program", ["import utils.startup", "import models"])
+def test_python_that_is_too_old_is_refused_in_one_sentence(program):
+    old = f"import sys; sys.version_info = (3, 9, 18, 'final', 0); {program}"
+    command = [sys.executable, "-c", old]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: Kestrel needs Python 3.10 or newer, but {sys.executable} is 3.9.18: start it with "
+        "a newer one, such as python3.12\n"
+    )
