@@ -43,10 +43,12 @@ class FlagParser(argparse.ArgumentParser):
         self.refused_values: dict[str, str] = {}  # a flag and its value -> what to use instead
         # an unknown flag, with _ instead of - -> what to use instead
         self.hints: dict[str, str] = {}
+        self.stray_file_hint = ""  # what to do if an unexpected argument is a file
         self.add_argument("--version", action=_Version, help="show the version of Kestrel and exit")
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message.removeprefix("argument "))
+        sentence = message.removeprefix("argument ")
+        raise ValueError(sentence.replace("ignored explicit argument", "takes no value, not"))
 
     def format_help(self) -> str:
         """Return the help, with the default of each flag whose text does not say it."""
@@ -88,7 +90,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"unexpected argument {word!r}"
+            return f"unexpected argument {word!r}{self._stray_hint(word)}"
         flag = word.partition("=")[0]
         if hint := self.hints.get(flag.lstrip("-").replace("-", "_")):
             return f"unknown flag {flag} ({hint})"
@@ -98,6 +100,15 @@ class FlagParser(argparse.ArgumentParser):
             if not isinstance(action, _Refused)
         ]
         return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
+
+    def _stray_hint(self, word: str) -> str:
+        """Return what may be meant by an argument without dashes, such as epochs=3, or ""."""
+        name, assigns, value = word.partition("=")
+        if assigns and f"--{name}" in self._option_string_actions:
+            return f" (did you mean --{name} {value}?)"
+        if self.stray_file_hint and os.path.exists(word):
+            return f" ({self.stray_file_hint})"
+        return ""
 
     def hint(self, hints: Mapping[str, str]) -> None:
         """End the error about these unknown flags with a hint.

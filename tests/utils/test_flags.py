@@ -37,6 +37,11 @@ def test_flag_parser_returns_values_and_defaults(parser):
         (["--evolve", "300"], "--evolve is not supported: use --epochs"),
         (["--evolve=300"], "--evolve is not supported: use --epochs"),
         (["--Evolve"], "--Evolve is not supported: use --cache-dir"),
+        (
+            ["epochs=5"],
+            "unexpected argument 'epochs=5' (did you mean --epochs 5?); --help lists the flags",
+        ),
+        (["lr=5"], "unexpected argument 'lr=5'; --help lists the flags"),
         (["--evolved"], "unknown flag --evolved; --help lists the flags"),
     ],
 )
@@ -44,6 +49,22 @@ def test_flag_parser_reports_each_mistake_in_one_sentence(parser, words, sentenc
     with pytest.raises(ValueError) as refusal:
         parser.read(words)
     assert str(refusal.value) == sentence
+
+
+def test_switch_with_a_value_is_refused(parser):
+    parser.add_argument("--rect", action="store_true")
+    with pytest.raises(ValueError, match=r"^--rect: takes no value, not 'True'$"):
+        parser.read(["--rect=True"])
+
+
+def test_files_in_place_of_a_pattern_are_explained(parser, tmp_path):
+    parser.stray_file_hint = "put a pattern into quotes"
+    files = [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
+    for words, hint in ((files, ""), ([str(tmp_path)], " (put a pattern into quotes)")):
+        with pytest.raises(ValueError) as refusal:
+            parser.read(words)
+        sentence = f"unexpected argument {words[0]!r}{hint}; --help lists the flags"
+        assert str(refusal.value) == sentence
 
 
 def test_help_omits_unsupported_flags(parser, capsys):
