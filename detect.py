@@ -149,6 +149,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--exist-ok", action="store_true", help="use an existing run folder")
     parser.refuse(NOT_IN_DETECT)
     parser.hint(HINTS)
+    parser.stray_file_hint = "--source takes one path; put a pattern into quotes: 'photos/*.jpg'"
     return parser.read(arguments)
 
 
@@ -203,7 +204,7 @@ from models import HighestScore, LoadedDetector, ReachedLimits, count_text, load
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
-from utils.files.folders import new_run_folder
+from utils.files.folders import new_run_folder, require_writable
 from utils.images.detections import Frame, ImageDetections
 from utils.log import RunLog, TerminalSink
 from utils.outputs import Outputs, open_outputs
@@ -229,6 +230,7 @@ def main(args: Namespace) -> Counter[int]:
     """
     check_flags(args)
     check_label_format(args.save_labels)
+    require_writable(Path(args.project), "--project")
     if read_rank_info(os.environ).size > 1:
         raise ValueError(
             "detect.py runs in one process: start one for each part of the images, with its own "

@@ -122,7 +122,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         help="folder for cached labels (default: the user's cache folder)",
     )
     parser.refuse(NOT_IN_EXPORT)
-    parser.hint(HINTS)
+    parser.hint(HINTS | {"format": "did you mean --include?"})
     return parser.read(arguments)
 
 
@@ -136,7 +136,8 @@ def check_flags(args: Namespace) -> None:
                 f"--include {name}: not written by export.py; docs/export.md says how to convert "
                 "the ONNX file"
             )
-        raise ValueError(f"--include {name}: choose from {', '.join(FORMATS)}")
+        known = ", ".join(FORMATS)
+        raise ValueError(f"--include {name}: choose from {known}; write spaces between several")
 
     if len(args.imgsz) > 2 or not all(32 <= side <= 8192 for side in args.imgsz):
         raise ValueError(
@@ -211,6 +212,7 @@ from utils.distributed.host_copies import to_device
 from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.files.folders import require_writable
 from utils.images.letterbox import fit_to_stride
 from utils.log import RunLog, Say
 from utils.terminal import FaultError, run_and_exit
@@ -238,7 +240,8 @@ def main(args: Namespace) -> None:
 
 
 def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
-    """Write and check the files of one checkpoint."""
+    """Write and check the files of one checkpoint, beside it."""
+    require_writable(path.parent, "exported files are written beside the checkpoint:")
     writer = open_writer(path, args, device, say)
     images = open_dataset_images(args, path, writer.model, say)
     if images:

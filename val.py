@@ -184,6 +184,7 @@ from utils.distributed import (
     ring_budget,
 )
 from utils.files import checkpoint_file, new_run_folder
+from utils.files.folders import require_writable
 from utils.files.writers import write_json
 from utils.log import RunLog
 from utils.metrics import (
@@ -208,6 +209,8 @@ def main(args: Namespace, world: World) -> Evaluation:
     same_everywhere = {name: value for name, value in vars(args).items() if name not in PER_MACHINE}
     world.require_same("the command line", same_everywhere)
     log = RunLog(active=world.is_main)
+    if world.is_main:
+        require_writable(Path(args.project), "--project")
 
     # The models, several of which make an ensemble, and the data set: by default the one that the
     # first model was trained on

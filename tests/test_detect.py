@@ -470,6 +470,19 @@ def test_wrong_flags_are_rejected_before_anything_is_written(run, tmp_path, flag
     assert not (tmp_path / "d").exists()
 
 
+def test_project_that_is_no_folder_is_refused_before_the_source_is_opened(run, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match=r"^--project .*/file is not a folder$"):
+        run("--source", "absent.jpg", "--project", file)
+
+
+def test_files_of_a_pattern_without_quotes_are_explained(run, photos):
+    files = sorted(photos.iterdir())
+    with pytest.raises(ValueError, match="put a pattern into quotes: 'photos/"):
+        run("--source", *files)
+
+
 def test_images_are_never_overwritten_by_their_pictures(run, photos, weights, tmp_path):
     own = tmp_path / "d"
     shutil.copytree(photos, own)

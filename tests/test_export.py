@@ -110,6 +110,15 @@ def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
     assert not load_backend(tmp_path / "m.torchscript", CPU.device).backend.needs_nms
 
 
+def test_folder_of_the_checkpoint_is_looked_at_before_the_export(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    sentence = (
+        f"^exported files are written beside the checkpoint: {tmp_path}: .* cannot be written"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        run()
+
+
 @pytest.mark.slow
 def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -130,7 +139,10 @@ def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch
             "--include engine: not written by export.py; docs/export.md says how",
         ),
         (["--include", "torchscript", "coreml"], "--include coreml: not written by export.py"),
-        (["--include", "onyx"], "--include onyx: choose from torchscript, onnx, openvino"),
+        (
+            ["--include", "onyx"],
+            "--include onyx: choose from torchscript, onnx, openvino; write spaces",
+        ),
         (["--img", "1"], "--imgsz 1: give one side, or height and width, 32 to 8192 pixels"),
         (["--img", "64", "64", "64"], "--imgsz 64 64 64: give one side"),
         (["--batch", "0"], "--batch-size 0: choose 1 to 65536"),

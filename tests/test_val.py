@@ -236,6 +236,8 @@ def test_val_runs_with_flags(measure, flags):
         (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
         (["--name", ""], "--name: must not be empty"),
         (["--task", "test"], "test"),
+        # before the data are read
+        (["--project", __file__, "--data", "absent.yaml"], f"--project {__file__}: {__file__} is"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -56,7 +56,10 @@ def test_exist_ok_reuses_run_folder(tmp_path):
 
 def test_file_at_run_folder_path_is_refused_or_avoided(tmp_path):
     (tmp_path / "exp").touch()
-    with pytest.raises(ValueError, match=r"exp: the run folder cannot be created \(File exists\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"exp: the run folder cannot be created \(File exists\); --project",
+    ):
         new_run_folder(tmp_path, "exp", True)
     assert new_run_folder(tmp_path, "exp", False).name == "exp2"
     with pytest.raises(ValueError, match="the run folder cannot be created"):

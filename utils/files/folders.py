@@ -52,7 +52,8 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
             (folder / RUN_MARK).write_text(RUN_MARK_TEXT)
         return folder
     except OSError as error:
-        raise ValueError(f"{first}: the run folder cannot be created ({error.strerror})") from error
+        reason = f"cannot be created ({error.strerror}); --project names another place"
+        raise ValueError(f"{first}: the run folder {reason}") from error
 
 
 def make_folder(folder: Path, flag: str) -> None:
