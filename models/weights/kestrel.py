@@ -20,6 +20,7 @@ from models.weights.pickled_module import holds_module
 from models.weights.pretrained import where_published
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
+from utils.files.folders import best_checkpoint_in
 from utils.printable import one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
@@ -93,7 +94,9 @@ def require_checkpoint(path: Path) -> None:
         advice = where_published(path) or _training_from_scratch(path) or WHERE_WEIGHTS_COME_FROM
         problem = f"No such file. {advice}"
     elif path.is_dir():
-        problem = f"Is a folder. {WHERE_WEIGHTS_COME_FROM}"
+        best = best_checkpoint_in(path)
+        advice = f"Did you mean {printable(best)}?" if best else WHERE_WEIGHTS_COME_FROM
+        problem = f"Is a folder. {advice}"
     elif path.suffix in EXPORTED:
         problem = "Is an exported model; give the checkpoint that it was exported from"
     if problem:

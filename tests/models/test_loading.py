@@ -14,6 +14,7 @@ from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
 from models.loading import canvas_for, join_names, load_backend
 from models.predict import Predictor
+from models.weights.kestrel import require_checkpoint
 from tests.models.backends.test_combined import Fake
 from tests.support.exporting import micro_table
 from utils.files import checkpoint_file
@@ -200,6 +201,17 @@ def test_missing_exported_file_is_called_missing(tmp_path, flag):
         ValueError, match=r"is a folder that has 0 \.xml files; an OpenVINO export has one$"
     ):
         load_backend(tmp_path, CPU, **flag)
+
+
+@pytest.mark.parametrize("inner", ["weights", ""])
+def test_run_folder_in_place_of_its_checkpoint_is_recognized(tmp_path, inner):
+    best = tmp_path / inner / "best.pt"
+    best.parent.mkdir(exist_ok=True)
+    best.touch()
+    with pytest.raises(ValueError, match=rf": is a folder; did you mean {best}\?$"):
+        load_backend(tmp_path, CPU)
+    with pytest.raises(ValueError, match=rf": Is a folder\. Did you mean {best}\?$"):
+        require_checkpoint(tmp_path)
 
 
 def test_long_class_names_are_cut_in_messages():

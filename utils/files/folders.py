@@ -115,6 +115,14 @@ def is_run_folder(folder: str, names: Collection[str]) -> bool:
     return PATHS_OF_RUNS.fullmatch(path) is not None
 
 
+def best_checkpoint_in(folder: Path) -> Path | None:
+    """Return best.pt of a run folder, or of its folder weights; None if there is none."""
+    for file in (folder / "weights" / "best.pt", folder / "best.pt"):
+        if file.is_file():
+            return file
+    return None
+
+
 def remove_partial_files(folder: Path) -> None:
     """Remove the temporary files in a run folder of processes that were killed while writing."""
     for file in (*folder.glob("*.tmp.*"), *folder.glob("weights/*.tmp.*")):

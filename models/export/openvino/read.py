@@ -10,6 +10,7 @@ from xml.parsers import expat
 
 from models.export.metadata import ExportedModel, read_metadata
 from models.export.openvino.write import METADATA, openvino_digest
+from utils.files.folders import best_checkpoint_in
 from utils.printable import excerpt, one_line, printable
 
 MAX_GRAPH = 1 << 28  # bytes: 30 times that of a large model
@@ -65,6 +66,9 @@ def _graph_file(path: Path) -> Path:
     if not path.is_dir():
         raise ValueError(f"{printable(path)}: no such folder")
     graphs = sorted(path.glob("*.xml"))
+    best = best_checkpoint_in(path)
+    if best and not graphs:
+        raise ValueError(f"{printable(path)}: is a folder; did you mean {printable(best)}?")
     if len(graphs) != 1:
         raise ValueError(
             f"{printable(path)}: is a folder that has {len(graphs)} .xml files; an OpenVINO export "
