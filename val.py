@@ -25,6 +25,7 @@ if __name__ == "__main__":
     prepare_script()
 
 import gc
+import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -326,7 +327,15 @@ def combine_members(
     """
     # With a single class all classes of a model are merged, so they may have any names.
     names = None if dataset.single_class else dataset.names
-    combined = combine(paths, members, names, str(dataset.file), augment=augment)
+    try:
+        combined = combine(paths, members, names, str(dataset.file), augment=augment)
+    except ValueError as error:
+        # Classes that are called by their numbers: their names were a flag of the training.
+        trained = members[0].names
+        numbered = all(name.isdecimal() for name in dataset.names)
+        if not numbered or len(dataset.names) > len(trained):
+            raise
+        raise ValueError(f"{error}; give the names: --names {shlex.join(trained)}") from None
     return MergedClasses(combined) if dataset.single_class else combined
 
 

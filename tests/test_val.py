@@ -256,6 +256,15 @@ def test_data_of_other_classes_are_refused(measure, tiny_data, tmp_path):
         measure("--data", str(other))
 
 
+def test_names_that_were_a_flag_of_the_training_are_asked_for(measure, tiny_data, tmp_path):
+    for part in ("images", "labels"):  # without the YAML, classes have numbers only
+        shutil.copytree(tiny_data.parent / part, tmp_path / "data" / part)
+    folder = str(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"; give the names: --names disc square bar$"):
+        measure("--data", folder)
+    measure("--data", folder, "--names", "disc", "square", "bar")
+
+
 @pytest.mark.slow
 def test_val_without_checkpoint_exits_2_with_one_line(tmp_path):
     with forked([{}], ["--device", "cpu"], tmp_path, script="val") as [job]:
