@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.formats.image_finder import split_of_path
 from data.formats.registry import FORMATS
 from utils.files.archives import ArchiveError, unpack
 from utils.files.atomic import temporary_folder
@@ -52,6 +53,19 @@ def unpacked(archive: Path, cache: Path) -> Path:
                 raise ValueError(f"{printable(archive)} is not unpacked: {error}") from None
             os.replace(contents, folder)
     return folder
+
+
+def without_outer_folders(folder: Path) -> Path:
+    """Return the first folder, from an unpacked one on, that is not all that another one has.
+
+    Whether a data set was packed with its folder or without makes no difference then. A folder
+    whose name is that of a split belongs to the data set.
+    """
+    while True:
+        entries = list(folder.iterdir())
+        if len(entries) != 1 or not entries[0].is_dir() or split_of_path([entries[0].name]):
+            return folder
+        folder = entries[0]
 
 
 def without_key(path: str) -> str:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from data.layouts.similar import Groups
 from utils.printable import printable
 
+IMAGE_FOLDERS = ("images", "jpegimages")
+
 
 class HeldOut(NamedTuple):
     """The paths of two splits."""
@@ -53,7 +55,7 @@ def hold_out(
         raise ValueError(f"{what}, so no val split can be held out: give 'val' in a data YAML")
 
     # The groups in the order of their hashes; those below the share are held out.
-    ranked = sorted((_fraction(names[members[0]], seed), members) for members in groups)
+    ranked = sorted((_fraction(_key(names[members[0]]), seed), members) for members in groups)
     most = len(paths) / 2
     held_out = []
     for fraction, members in ranked:
@@ -105,6 +107,19 @@ def _groups(
     for path, number in zip(paths, joined.numbers(), strict=True):
         groups[number].append(path)
     return list(groups.values())
+
+
+def _key(name: str) -> str:
+    """Return the name of an image without the folders that only say that images are in them.
+
+    So the choice is the same if such a folder is given in place of the data set's.
+
+    >>> _key("images/street/a.jpg"), _key("street/images.jpg")
+    ('street/a.jpg', 'street/images.jpg')
+    """
+    *folders, file = name.split("/")
+    kept = [folder for folder in folders if folder.casefold() not in IMAGE_FOLDERS]
+    return "/".join([*kept, file])
 
 
 def _fraction(name: str, seed: int) -> float:

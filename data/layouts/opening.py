@@ -11,7 +11,7 @@ from data.dataset_yaml import FOLDER, DataSpec, find_data, read_data_yaml
 from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
-from data.layouts.archives import is_archive, unpacked
+from data.layouts.archives import is_archive, unpacked, without_outer_folders
 from data.layouts.base import Choices, Layout
 from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.recognize import YAML_SUFFIXES, recognize
@@ -116,15 +116,13 @@ def _given(name: str, cache: Path | None, *, download: bool) -> Given:
         return _given_yaml(file, file, download=download)
 
     path = Path(os.path.abspath(name))
-    folder = path
-    if is_archive(path):
-        folder = unpacked(path, cache or temporary_cache_folder())
-    layout = recognize(folder)
+    archive = unpacked(path, cache or temporary_cache_folder()) if is_archive(path) else None
+    layout = recognize(without_outer_folders(archive) if archive else path)
     if not layout.is_yaml:
         return Given(path, layout)
     given = _given_yaml(path, layout.path, download=download)
-    if folder != path:
-        _require_inside(given, folder)
+    if archive:
+        _require_inside(given, archive)
     return given
 
 

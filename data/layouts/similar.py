@@ -87,8 +87,10 @@ class Groups:
 
 def thumbnail_of(data: bytes) -> bytes:
     """Return the gray values of the thumbnail of an encoded image; UNREADABLE if there is none."""
-    encoded = np.frombuffer(data, np.uint8)
-    image = cv2.imdecode(encoded, cv2.IMREAD_REDUCED_GRAYSCALE_2) if len(encoded) else None
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
+    except cv2.error:  # empty, or more pixels than OpenCV allows
+        image = None
     if image is None:
         return UNREADABLE
     return cv2.resize(image, (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA).tobytes()

@@ -30,6 +30,14 @@ def test_choice_depends_on_names_and_seed_only():
     assert [Path(name).name for name in moved.val] == [Path(name).name for name in first.val]
 
 
+def test_folders_of_images_do_not_change_the_choice():
+    """Whether the data set is given, or its folder images."""
+    names = [f"{number}.jpg" for number in range(50)]
+    given = hold_out(paths(names, ROOT / "images"), share=0.3)
+    whole = hold_out(paths((f"images/{name}" for name in names), ROOT), share=0.3)
+    assert whole == given
+
+
 def test_added_images_move_no_other():
     before = hold_out(paths(f"{number}.jpg" for number in range(100)), share=0.2)
     after = hold_out(paths(f"{number}.jpg" for number in range(200)), share=0.2)

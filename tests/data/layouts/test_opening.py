@@ -141,11 +141,33 @@ def test_data_set_without_train_split_is_refused(tmp_path):
 # ---------------------------------------------------------------------- archives
 
 
-def zipped(folder, file):
+def zipped(folder, file, *, top=None):
+    """Pack a folder; top: the folder that names in the archive are relative to."""
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(folder.rglob("*")):
-            archive.write(path, path.relative_to(folder.parent))
+            archive.write(path, path.relative_to(top or folder.parent))
     return file
+
+
+def test_archive_has_the_held_out_images_of_its_folder(tmp_path):
+    """However it was packed."""
+    folder = image_folder(tmp_path / "photos", 20)
+    held_out = []
+    for path in (
+        folder,
+        zipped(folder, tmp_path / "whole.zip"),
+        zipped(folder, tmp_path / "contents.zip", top=folder),
+    ):
+        val = opened(path, cache=tmp_path / "cache").labels["val"]
+        held_out.append([Path(val.path(index)).name for index in range(len(val))])
+    assert held_out[0] == held_out[1] == held_out[2] != []
+
+
+def test_folder_of_a_split_is_one_however_it_was_packed(tmp_path):
+    image_folder(tmp_path / "photos" / "test")
+    archive = zipped(tmp_path / "photos", tmp_path / "export.zip")
+    with pytest.raises(ValueError, match=r"has no train split \(it has: test\)"):
+        opened(archive, cache=tmp_path / "cache")
 
 
 def test_archive_is_unpacked_once_below_the_cache(tmp_path):

@@ -1,5 +1,8 @@
 """data/layouts/similar.py: nearly identical images are found, others are not."""
 
+import struct
+import zlib
+
 import cv2
 import numpy as np
 import pytest
@@ -66,6 +69,14 @@ def test_files_that_are_no_images_are_similar_to_nothing(tmp_path):
     assert similar_groups(paths, None, 1) == [0, 1, 2]
     assert similar_groups([], None, 1) == []
     assert thumbnail_of(b"") == UNREADABLE
+
+
+def test_image_of_more_pixels_than_opencv_allows_is_similar_to_nothing():
+    encoded = cv2.imencode(".png", np.zeros((2, 2), np.uint8))[1].tobytes()
+    header = bytearray(encoded[:33])  # the signature, and the chunk IHDR with its checksum
+    header[16:24] = struct.pack(">II", 1_000_000, 1_000_000)  # width and height
+    header[29:33] = struct.pack(">I", zlib.crc32(header[12:29]))
+    assert thumbnail_of(bytes(header) + encoded[33:]) == UNREADABLE
 
 
 def test_thumbnails_are_stored_and_computed_again_after_a_change(tmp_path, monkeypatch):
