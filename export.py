@@ -270,7 +270,7 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
 def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> Writer:
     """Return the writer of a checkpoint's files. Raises ValueError as load_detector does."""
     detector, saved = load_detector(path, args.head)
-    known = description(saved)
+    known = description(path, saved)
 
     # The size of images: a side, or height and width, of --imgsz or as trained.
     stride = max(detector.strides)

@@ -9,12 +9,12 @@ from data.dataset_yaml import DataSpec
 from data.formats.yolo_values import KEYPOINT_ROWS, POLYGON_ROWS
 from data.labels import Labels
 from data.layouts import Choices, open_data
-from data.layouts.written import YAML_NAME, copy_to
+from data.layouts.written import copy_to
 from data.report import Report
 from data.scan import EmptySplitError, rows_differ, scan
 from data.tiles.labels import tile_labels
 from utils.distributed.world import World
-from utils.files.folders import cache_folder, make_folder
+from utils.files.folders import RUN_DATA, cache_folder, make_folder
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
@@ -58,7 +58,7 @@ class Dataset:
             return
         if self.world.is_main:
             copy_to(self.spec, folder)
-        self.spec = replace(self.spec, file=Path(os.path.abspath(folder / YAML_NAME)))
+        self.spec = replace(self.spec, file=Path(os.path.abspath(folder / RUN_DATA)))
 
     @property
     def unit(self) -> str:

@@ -15,6 +15,7 @@ from models.export.exported import ExportedBackend
 from models.export.registry import format_of
 from models.weights.kestrel import digest, load_detector
 from utils.distributed.precision import choose_precision
+from utils.files.folders import data_of_run
 from utils.images.letterbox import round_up_to_stride
 from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
@@ -119,16 +120,16 @@ def _load_checkpoint(
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
     backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
-    return LoadedModel(backend, digest=weights, **description(saved))
+    return LoadedModel(backend, digest=weights, **description(path, saved))
 
 
-def description(saved: Mapping[str, Any]) -> dict[str, Any]:
+def description(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint states of `LoadedModel`, as `ExportedModel` takes it, too."""
     config = saved.get("config", {})
     return {
         "names": tuple(saved["names"]),
         "image_size": config.get("imgsz", 640),
-        "data": saved.get("data", ""),
+        "data": data_of_run(path, saved.get("data", "")),
         "single_class": config.get("single_cls", False),
         "tile": config.get("tile", 0),
         "tile_overlap": config.get("tile_overlap", DEFAULT_OVERLAP),

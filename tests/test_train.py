@@ -510,8 +510,9 @@ def test_folder_trains_and_its_run_has_the_yaml_that_val_reads(start, tiny_data,
     assert {path.name for path in folder.glob("*.txt")} >= {"train.txt", "val.txt"}
     assert f"data:\n- {folder}/data.yaml\n" in (folder / "args.yaml").read_text()
 
-    # The run's own copy is enough, also without the cache.
+    # The run's own copy is enough, also without the cache, and after the run was moved.
     shutil.rmtree(tmp_path / "cache")
+    folder = folder.rename(tmp_path / "moved")
     best = str(folder / "weights" / "best.pt")
     flags = ["--weights", best, "--device", "cpu", "--workers", "0", "--img", "96"]
     flags += ["--project", str(tmp_path / "val"), "--cache-dir", str(tmp_path / "again")]

@@ -19,11 +19,10 @@ from data.layouts.hold_out import HeldOut, hold_out
 from data.layouts.names import spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
-from utils.files.folders import make_folder
+from utils.files.folders import RUN_DATA, make_folder
 from utils.files.writers import write_text, write_yaml
 from utils.printable import counted, excerpt, printable
 
-YAML_NAME = "data.yaml"
 LISTS = {split: f"{split}.txt" for split in SPLITS}
 GROUP_NOT_USED = "--group is not used, because no image is held out"
 SHOWN_NAMES = 100  # characters
@@ -101,7 +100,7 @@ def write_data_set(
 
 def copy_to(spec: DataSpec, folder: Path) -> None:
     """Copy the YAML that `write_data_set` has written, and its lists, into a folder."""
-    for name in (YAML_NAME, *LISTS.values()):
+    for name in (RUN_DATA, *LISTS.values()):
         file = spec.file.with_name(name)
         if file.exists():
             shutil.copyfile(file, folder / name)
@@ -341,6 +340,6 @@ def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequenc
     make_folder(folder, "--cache-dir")
     for split, paths in lists.items():
         write_text(folder / LISTS[split], "".join(f"{path}\n" for path in paths))
-    file = folder / YAML_NAME
+    file = folder / RUN_DATA
     write_yaml(file, entries)
     return file

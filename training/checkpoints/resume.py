@@ -10,7 +10,7 @@ from training.checkpoints.contents import Checkpoint, refuse_damaged
 from training.checkpoints.restart import is_done
 from training.early_stopping import EarlyStopping
 from training.settings.config import LISTS, TrainConfig, flag
-from utils.files.folders import newest_first
+from utils.files.folders import data_of_run, newest_first
 from utils.log import Say
 from utils.printable import counted, excerpt
 
@@ -123,7 +123,7 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
         )
     own = defaults | stored
     own["resume"] = cfg.resume
-    own["data"] = [saved.description.data]
+    own["data"] = [data_of_run(Path(cfg.resume), saved.description.data)]
     own["download"] = cfg.download  # never from a checkpoint
 
     # Those that the command line changes, and those that it cannot change.

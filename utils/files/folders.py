@@ -12,6 +12,7 @@ from pathlib import Path
 from utils.printable import printable
 
 RUN_MARK = "kestrel-run.txt"  # the file that marks a run folder
+RUN_DATA = "data.yaml"  # in a run folder: the data set, if Kestrel wrote its YAML
 RUN_MARK_TEXT = (
     "Kestrel wrote this folder. Its pictures are results: they are not read as "
     "data of a folder above.\n"
@@ -121,6 +122,21 @@ def best_checkpoint_in(folder: Path) -> Path | None:
         if file.is_file():
             return file
     return None
+
+
+def data_of_run(checkpoint: Path, named: str) -> str:
+    """Return the data set that a checkpoint names, or the same one where its run lies now.
+
+    A run that holds out images, or that was given no YAML, has a YAML in its folder. After the
+    folder was moved or copied, the checkpoint still names the old place.
+
+    checkpoint: its path, in RUN/weights/.
+    """
+    own = Path(os.path.abspath(checkpoint)).parents[1] / RUN_DATA
+    was_moved = os.path.isabs(named) and not os.path.lexists(named)
+    if was_moved and os.path.basename(named) == RUN_DATA and own.is_file():
+        return str(own)
+    return named
 
 
 def remove_partial_files(folder: Path) -> None:

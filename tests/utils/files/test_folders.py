@@ -7,6 +7,7 @@ import pytest
 
 from utils.files.folders import (
     RUN_MARK,
+    data_of_run,
     is_run_folder,
     make_folder,
     new_run_folder,
@@ -109,6 +110,23 @@ def test_folder_without_permission_is_found_before_it_is_made(tmp_path):
     tmp_path.chmod(0o555)
     with pytest.raises(ValueError, match=r"^--project .*runs: .* cannot be written$"):
         require_writable(tmp_path / "runs", "--project")
+
+
+def test_data_of_moved_run_are_those_in_its_folder(tmp_path):
+    best = tmp_path / "moved" / "weights" / "best.pt"
+    best.parent.mkdir(parents=True)
+    old = str(tmp_path / "exp" / "data.yaml")
+    assert data_of_run(best, old) == old, "it has none"
+
+    own = tmp_path / "moved" / "data.yaml"
+    own.write_text("")
+    assert data_of_run(best, old) == str(own)
+    other = str(tmp_path / "exp" / "mydata.yaml")
+    assert data_of_run(best, other) == other, "a YAML of the user"
+    assert data_of_run(best, "data.yaml") == "data.yaml"
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "data.yaml").write_text("")
+    assert data_of_run(best, old) == old, "it was copied, not moved"
 
 
 @pytest.fixture
