@@ -57,8 +57,18 @@ class DataSpec:
     # why the `download` entry cannot be used; "" if it can be used or is absent
     download_error: str = ""
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
-    # whether the YAML was written for data that had none, into the cache: a run keeps a copy
-    is_written: bool = False
+    # what --data named, if the YAML was written for it, into the cache: a run keeps a copy
+    written_for: str = ""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether no user has written the YAML."""
+        return bool(self.written_for)
+
+    @property
+    def title(self) -> str:
+        """What messages call the data set: the YAML, or what --data named, ready to print."""
+        return printable(self.written_for or self.file)
 
     @property
     def splits(self) -> dict[str, tuple[Path, ...]]:
@@ -81,7 +91,7 @@ class DataSpec:
         paths = self.splits.get(split)
         if paths is None:
             known = ", ".join(self.splits) or "no split"
-            raise ValueError(f"{printable(self.file)} has no '{split}' (it has: {known})")
+            raise ValueError(f"{self.title} has no '{split}' (it has: {known})")
 
         for key, sources in ((split, paths), ("labels", self.labels)):
             for path in sources:
@@ -94,7 +104,7 @@ class DataSpec:
         hint = self._where_else(path)
         if self.download and not self.sources_exist():
             hint = f"; --download would fetch {', '.join(map(str, self.download[:3]))}"
-        return f"{printable(self.file)}: '{key}' is {printable(path)}, which does not exist{hint}"
+        return f"{self.title}: '{key}' is {printable(path)}, which does not exist{hint}"
 
     def _where_else(self, path: Path) -> str:
         """Return what is said of a path that does not exist: where its data may be."""

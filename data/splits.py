@@ -112,7 +112,7 @@ class Dataset:
         split_of.pop("", None)
         if len(split_of) > 1:
             splits = [f"'{split_of[kind]}'" for kind in (KEYPOINT_ROWS, POLYGON_ROWS)]
-            raise ValueError(f"{printable(self.file)}: {rows_differ(*splits)}")
+            raise ValueError(f"{self.spec.title}: {rows_differ(*splits)}")
 
     def _say_report(self, split: str, report: Report, say: Say) -> None:
         """Summarize what was found, and what looks like a mistake, which `strict` refuses."""
@@ -128,7 +128,7 @@ class Dataset:
 
         warnings = ". ".join(warning for warning in report.warnings() if warning not in said)
         if warnings and self.strict:
-            raise ValueError(f"--strict: '{split}' of {printable(self.file)}: {warnings}")
+            raise ValueError(f"--strict: '{split}' of {self.spec.title}: {warnings}")
         if warnings:
             say(f"{split}: {warnings}.")
         problem = report.first_problem()
@@ -257,7 +257,7 @@ def read_split(
         hint = ""
         if spec.is_written and split == "val":
             hint = "; another --val-split holds out other images"
-        raise ValueError(f"'{split}' of {printable(spec.file)}: {error}{hint}") from None
+        raise ValueError(f"'{split}' of {spec.title}: {error}{hint}") from None
     return labels.with_single_class() if single else labels, report
 
 

@@ -70,7 +70,8 @@ def open_data(
         layouts = [one.layout for one in given]
         folder = _written_folder([one.path for one in given], choices, cache)
         spec = write_data_set(layouts, choices, folder, cache=cache, needs_train=needs_train)
-        spec = replace(spec, notes=(*_notes(given), *spec.notes))
+        notes = (*_notes(given), *spec.notes)
+        spec = replace(spec, notes=notes, written_for=" ".join(names))
 
     for split in splits:
         spec.sources(split)

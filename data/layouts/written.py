@@ -95,7 +95,8 @@ def write_data_set(
     if keypoints is not None:
         entries["kpt_shape"] = list(keypoints)
     file = _write(folder, entries, lists)
-    return replace(read_data_yaml(file), notes=tuple(notes), is_written=True)
+    given = " ".join(str(layout.path) for layout in layouts)
+    return replace(read_data_yaml(file), notes=tuple(notes), written_for=given)
 
 
 def copy_to(spec: DataSpec, folder: Path) -> None:
