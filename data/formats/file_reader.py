@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +22,8 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import row_scaled
-from data.formats.yolo_txt import label_bytes
+from data.formats.voc.folders import ANNOTATIONS, IMAGES
+from data.formats.yolo_txt import is_list_of_images, label_bytes, label_path
 from data.images import find_images, walk_images
 from data.labels import BadRowError
 from utils.printable import printable
@@ -31,10 +32,20 @@ from utils.printable import printable
 # with labels for one image of 100, none of so many has one once in 500 million folders.
 SAMPLED_IMAGES = 2000
 SAMPLED_LABELS = 20  # label files that are looked at: one may be empty, or of something else
+# of data sets that have their labels in one folder beside that of the images, but for YOLO's
+OWN_FOLDERS = (
+    (IMAGES, ANNOTATIONS[0], ".xml"),  # Pascal VOC
+    ("images", "labelTxt", ".txt"),  # DOTA
+    ("img", "ann", ".json"),  # Supervisely, whose files are called a.jpg.json
+)
 
 
 class FileReader(ABC):
-    """Reads folders of images with a label file for each, of one annotation tool."""
+    """Reads folders of images with a label file for each, of one annotation tool.
+
+    Labels beside the images, or in the folder of the tool's own layout, come first. Those in other
+    folders beside that of the images are read if no image has labels of any format in such a place.
+    """
 
     lists_images: ClassVar[bool] = False
     title: ClassVar[str]  # the tool and its format, for the log
@@ -42,7 +53,17 @@ class FileReader(ABC):
 
     @abstractmethod
     def label_path(self, image: str) -> str:
-        """Return the path of an image's label file, which may not exist."""
+        """Return the path of an image's label file, which may not exist.
+
+        It is beside the image, or in the folder of the tool's own layout.
+        """
+
+    def path_in_neighbor(self, image: str) -> str:
+        """Return the path of an image's label file in another folder beside that of the image.
+
+        If there is none, return `label_path`.
+        """
+        return self.label_path(image)
 
     @abstractmethod
     def begins_with(self, start: bytes) -> bool:
@@ -55,17 +76,9 @@ class FileReader(ABC):
     def accepts(self, source: Path) -> bool:
         if not os.path.isdir(source):
             return False
-        looked_at = 0
-        for image in islice(walk_images(source), SAMPLED_IMAGES):
-            start = _start(self.label_path(image))
-            if start is None:
-                continue
-            if self.begins_with(start):
-                return True
-            looked_at += 1
-            if looked_at == SAMPLED_LABELS:
-                break
-        return False
+        if self._finds_labels(source, self.label_path):
+            return True
+        return self._finds_labels(source, self.path_in_neighbor) and not has_own_labels(source)
 
     def class_names(self, source: Path) -> ClassNames:
         """Return the classes of a folder: the names in use, sorted.
@@ -73,8 +86,9 @@ class FileReader(ABC):
         Label files that cannot be read are passed over: the scan reports them.
         """
         annotations = []
+        path_of = self._path_of_labels(source)
         for path in walk_images(source):
-            file = self.label_path(path)
+            file = path_of(path)
             try:
                 data = label_bytes(file)
                 if data is not None:
@@ -85,7 +99,8 @@ class FileReader(ABC):
 
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         paths, problems = find_images(source, labels=self.suffixes)
-        images = [ListedImage(path, self.label_path(path)) for path in paths]
+        path_of = self._path_of_labels(source)
+        images = [ListedImage(path, path_of(path)) for path in paths]
         return SourceImages(images, problems)
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
@@ -108,6 +123,59 @@ class FileReader(ABC):
             problems=[*read.problems, *found.problems, *outside],
             declared_size=read.declared_size,
         )
+
+    def _path_of_labels(self, source: Path) -> Callable[[str], str]:
+        """Return what finds the label file of an image of a source."""
+        if self._finds_labels(source, self.label_path):
+            return self.label_path
+        return self.path_in_neighbor
+
+    def _finds_labels(self, source: Path, path_of: Callable[[str], str]) -> bool:
+        """Whether a label file of this format is where `path_of` says, for one of the images."""
+        looked_at = 0
+        for image in islice(walk_images(source), SAMPLED_IMAGES):
+            start = _start(path_of(image))
+            if start is None:
+                continue
+            if self.begins_with(start):
+                return True
+            looked_at += 1
+            if looked_at == SAMPLED_LABELS:
+                break
+        return False
+
+
+def has_own_labels(source: Path) -> bool:
+    """Whether an image of a folder has a label file of any format beside it, or in its own place.
+
+    That is the folder which the layout of a format has for the labels, as YOLO's `labels` beside
+    `images`.
+    """
+    for image in islice(walk_images(source), SAMPLED_IMAGES):
+        if any(map(_is_label_file, own_label_files(image))):
+            return True
+    return False
+
+
+def own_label_files(image: str) -> list[str]:
+    """Return the places of an image's label file, in any format: beside it, and in its own place.
+
+    >>> own_label_files("/a/img/1.jpg")
+    ['/a/img/1.txt', '/a/img/1.xml', '/a/img/1.json', '/a/ann/1.jpg.json']
+    """
+    stem = os.path.splitext(image)[0]
+    beside = [f"{stem}{suffix}" for suffix in (".txt", ".xml", ".json")]
+    files = [*beside, label_path(image)]
+    for images, labels, suffix in OWN_FOLDERS:
+        before, separator, after = image.rpartition(f"{os.sep}{images}{os.sep}")
+        if separator:
+            name = after if suffix == ".json" else os.path.splitext(after)[0]
+            files.append(os.path.join(before, labels, f"{name}{suffix}"))
+    return list(dict.fromkeys(files))
+
+
+def _is_label_file(file: str) -> bool:
+    return os.path.isfile(file) and not is_list_of_images(Path(file))
 
 
 def _start(file: str) -> bytes | None:

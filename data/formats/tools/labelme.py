@@ -50,15 +50,19 @@ LABEL_FOLDERS = ("json", "jsons", "labels", "annotations", "Annotations", "label
 
 
 class LabelMe(FileReader):
-    """Reads folders with `x.json` beside `x.jpg`, or in a folder beside that of the images."""
+    """Reads folders with `x.json` beside `x.jpg`, or in a folder beside that of the images.
+
+    The latter if no image has labels of another format (data/formats/file_reader.py).
+    """
 
     title: ClassVar[str] = "LabelMe JSON"
     suffixes: ClassVar[frozenset[str]] = frozenset({".json"})
 
     def label_path(self, image: str) -> str:
-        beside = f"{os.path.splitext(image)[0]}.json"
-        if os.path.lexists(beside):
-            return beside
+        return f"{os.path.splitext(image)[0]}.json"
+
+    def path_in_neighbor(self, image: str) -> str:
+        beside = self.label_path(image)
         folder, name = os.path.split(beside)
         for label_folder in LABEL_FOLDERS:
             path = os.path.join(os.path.dirname(folder), label_folder, name)

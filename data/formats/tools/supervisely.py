@@ -38,15 +38,26 @@ from utils.printable import printable
 SHAPES = {"rectangle": BOX, "polygon": POLYGON, "line": POLYGON, "bitmap": MASK, "graph": KEYPOINTS}
 
 
+IMAGES = "img"
+ANNOTATIONS = "ann"
+
+
 class Supervisely(FileReader):
-    """Reads folders `img` beside a folder `ann`."""
+    """Reads folders `img` beside a folder `ann`; the images may be in a folder of another name."""
 
     title: ClassVar[str] = "Supervisely"
     suffixes: ClassVar[frozenset[str]] = frozenset({".json"})
 
     def label_path(self, image: str) -> str:
         folder, name = os.path.split(image)
-        return os.path.join(os.path.dirname(folder), "ann", f"{name}.json")
+        parent, images = os.path.split(folder)
+        if images != IMAGES:
+            return f"{image}.json"
+        return os.path.join(parent, ANNOTATIONS, f"{name}.json")
+
+    def path_in_neighbor(self, image: str) -> str:
+        folder, name = os.path.split(image)
+        return os.path.join(os.path.dirname(folder), ANNOTATIONS, f"{name}.json")
 
     def begins_with(self, start: bytes) -> bool:
         return b'"objects"' in start or b'"size"' in start

@@ -28,6 +28,77 @@ def test_empty_folder_is_not_of_a_tool(tmp_path: Path) -> None:
     assert not LabelMe().accepts(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    ("own", "title"),
+    [
+        ("plain/{}.txt", "YOLO"),
+        ("plain/{}.xml", "Pascal VOC"),
+        ("plain/{}.json", "LabelMe JSON"),
+    ],
+)
+@pytest.mark.parametrize(
+    "neighbor", ["labelme/{}.json", "json/{}.json", "ann/{}.png.json", "Annotations/{}.xml"]
+)
+def test_labels_beside_the_images_come_before_those_of_a_neighboring_folder(
+    tmp_path: Path, own: str, title: str, neighbor: str
+) -> None:
+    """One image of two has labels of its own: the other is background, not the neighbor's."""
+    draw(tmp_path / "plain", "a.png", "b.png")
+    write_label_file(tmp_path / own.format("a"), "own")
+    for name in ("a", "b"):
+        write_label_file(tmp_path / neighbor.format(name), "neighbor")
+    assert format_of(tmp_path / "plain").title == title
+    if title != "Pascal VOC":
+        names = format_of(tmp_path / "plain").class_names(tmp_path / "plain").names
+        assert names == (("0",) if title == "YOLO" else ("own",))
+
+    # Without labels of their own, the images have those of the neighboring folder.
+    (tmp_path / own.format("a")).unlink()
+    reader = format_of(tmp_path / "plain")
+    assert reader.title != "YOLO"
+    assert reader.class_names(tmp_path / "plain").names == ("neighbor",)
+
+
+@pytest.mark.parametrize(
+    ("image", "own", "title"),
+    [
+        ("images/a.png", "labels/a.txt", "YOLO"),
+        ("JPEGImages/a.png", "Annotations/a.xml", "Pascal VOC"),
+        ("img/a.png", "ann/a.png.json", "Supervisely"),
+        ("images/a.png", "labelTxt/a.txt", "DOTA, oriented boxes"),
+    ],
+)
+def test_labels_in_the_place_of_their_layout_come_before_those_of_a_neighboring_folder(
+    tmp_path: Path, image: str, own: str, title: str
+) -> None:
+    folder, name = image.split("/")
+    draw(tmp_path / folder, name)
+    write_label_file(tmp_path / own, "own")
+    write_label_file(tmp_path / "labelme/a.json", "neighbor")
+    assert format_of(tmp_path / folder).title == title
+    (tmp_path / own).unlink()
+    assert format_of(tmp_path / folder).title == "LabelMe JSON"
+
+
+def write_label_file(file: Path, name: str) -> None:
+    """Write a box of a class: the format is that of the suffix, or of the folder."""
+    file.parent.mkdir(exist_ok=True)
+    if file.parent.name == "labelTxt":
+        file.write_text(f"1 1 9 1 9 9 1 9 {name} 0\n")
+    elif file.suffix == ".txt":
+        file.write_text("0 .5 .5 .5 .5\n")
+    elif file.suffix == ".xml":
+        corners = "<xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>4</ymax>"
+        box = f"<name>{name}</name><bndbox>{corners}</bndbox>"
+        file.write_text(f"<annotation><object>{box}</object></annotation>")
+    elif file.parent.name == "ann":
+        exterior = {"exterior": [[1, 1], [4, 4]]}
+        entry = {"classTitle": name, "geometryType": "rectangle", "points": exterior}
+        write_json(file, {"size": {"width": 40, "height": 20}, "objects": [entry]})
+    else:
+        write_json(file, {"shapes": [SHAPE | {"label": name}]})
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
 def test_pipe_beside_an_image_does_not_block(tmp_path: Path) -> None:
     draw(tmp_path, "a.png")
