@@ -23,6 +23,9 @@ from data.formats.yolo_txt import YoloText
 
 COCO_JSON = CocoJson()
 YOLO_TEXT = YoloText()
+LABEL_ME = LabelMe()
+SUPERVISELY = Supervisely()
+NEIGHBOR_READERS = (LABEL_ME, SUPERVISELY)  # which look in folders beside that of the images
 FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     # Files that list images. COCO last of the JSON files: it accepts all of them.
     CreateMl(),
@@ -36,8 +39,8 @@ FORMATS: tuple[LabelFormat, ...] = (  # the first that accepts a source reads it
     WiderFace(),
     # Folders with a label file for each image
     Dota(),
-    LabelMe(),
-    Supervisely(),
+    LABEL_ME,
+    SUPERVISELY,
     VocXml(),
     VisDrone(),
     YOLO_TEXT,  # accepts everything, and raises an error for what it cannot read

@@ -15,6 +15,7 @@ from data.layouts.archives import is_archive, unpacked, without_outer_folders
 from data.layouts.base import Choices, Layout
 from data.layouts.names import check_listed_names, chosen_names
 from data.layouts.recognize import YAML_SUFFIXES, recognize
+from data.layouts.unread import unread_labels
 from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
 from utils.files.folders import cache_folder, make_folder, temporary_cache_folder
@@ -76,7 +77,9 @@ def open_data(
     for split in splits:
         spec.sources(split)
     listed = [note for one in given for note in _compared_with_lists(one, splits)]
-    return replace(spec, notes=(*spec.notes, *listed))
+    label_sources = [source for one in given for source in one.layout.label_sources]
+    unread = unread_labels(label_sources)
+    return replace(spec, notes=(*spec.notes, *listed, *unread))
 
 
 def images_to_detect_in(spec: DataSpec, split: str, cache_dir: str = "") -> Path:
