@@ -16,6 +16,7 @@ from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.base import Layout
 from data.layouts.darknet import darknet_layout, is_darknet
 from data.layouts.image_folders import image_folder_layouts
+from data.layouts.separate import separate_layouts
 from utils.printable import counted, printable
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -62,16 +63,28 @@ def _file_layout(path: Path) -> Layout:
 
 
 def folder_layouts(root: Path) -> list[Layout]:
-    """Return what may be in a folder: the first of its data YAMLs, Darknet's files, annotation
-    files, images with label files that is there; all of that kind.
+    """Return the data sets that may be in a folder."""
+    return _layouts(root, list(walk_folders(root)))
+
+
+def _layouts(root: Path, folders: Folders) -> list[Layout]:
+    """Return the data sets of subfolders that are several, or else what the whole folder may be:
+    what the files in it say, or else images with label files.
+
+    folders: it and its subfolders, each with its file names.
     """
-    folders = list(walk_folders(root))
     return (
-        _yaml_layouts(folders)
-        or _darknet_layouts(folders)
-        or annotation_layouts(root, folders)
+        separate_layouts(root, folders, _layouts, _layouts_of_files)
+        or _layouts_of_files(root, folders)
         or image_folder_layouts(root, folders)
     )
+
+
+def _layouts_of_files(root: Path, folders: Folders) -> list[Layout]:
+    """Return a layout for each file of the first kind that is there: data YAMLs, Darknet's files,
+    annotation files.
+    """
+    return _yaml_layouts(folders) or _darknet_layouts(folders) or annotation_layouts(root, folders)
 
 
 def _yaml_layouts(folders: Folders) -> list[Layout]:
