@@ -115,6 +115,9 @@ class Report:
         if other_labels:
             images = counted(other_labels, "image")
             sentences.append(f"{images} without a label file, but with one of another format")
+        if self.no_usable_row:
+            images = counted(len(self.no_usable_row), "image")
+            sentences.append(f"{images} left out, because none of their label rows can be used")
         if self.without_label_file > self.images / 2:
             without = f"{self.without_label_file:,} of {counted(self.images, 'image')}"
             sentences.append(

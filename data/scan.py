@@ -647,6 +647,8 @@ def _no_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> s
         f"those of the first image {printable(first.path)} should be in "
         f"{printable(first.label_file)}{state}"
     )
+    if listed.unmatched_labels:
+        reason += f"; {listed.unmatched_labels[0].reason}"
     return f"no labels for {images}: {reason}{_first_problem(problems)}"
 
 

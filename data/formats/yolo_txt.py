@@ -389,8 +389,11 @@ def _numbers(tokens: list[bytes]) -> tuple[float, ...]:
     # Python reads 1_0 as 10, no other reader does
     if not values or any(b"_" in token for token in tokens):
         _require_spaces(tokens)
-        bad = next(token for token in tokens if not _is_number(token))
-        raise BadRowError(f"'{excerpt(bad)}' is not a number")
+        bad = next(index for index, token in enumerate(tokens) if not _is_number(token))
+        text = f"'{excerpt(tokens[bad])}' is not a number"
+        if bad == 0:
+            text += ": rows begin with the number of their class, its place in classes.txt from 0"
+        raise BadRowError(text)
     if not all(map(isfinite, values)):
         raise BadRowError("NaN or infinite value")
     return values

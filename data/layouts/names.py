@@ -1,6 +1,5 @@
 """The class names of a data set whose sources name them."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,8 +8,7 @@ from data.formats.base import ClassNames
 from data.formats.name_lists import require_same_names
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.yolo_txt import listed_names
-from data.images import walk_folders
-from utils.images.decode import is_image_name
+from data.layouts.no_classes import why_no_class
 from utils.printable import counted, excerpt, printable
 
 MOST_DIGITS = 5  # of a class number
@@ -41,7 +39,7 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
         return first
     if not used:
         where = ", ".join(map(printable, sources[:3]))
-        raise ValueError(f"no labels with a class in {where}: {_other_files(sources)}")
+        raise ValueError(f"no labels with a class in {where}: {why_no_class(sources)}")
     if are_numbers(used):
         if max(map(len, used)) > MOST_DIGITS:
             largest = max(used, key=len)
@@ -53,30 +51,6 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
 def are_numbers(names: Iterable[str]) -> bool:
     """Whether all classes are called by their numbers."""
     return all(name.isdecimal() for name in names)
-
-
-def _other_files(sources: Iterable[Path]) -> str:
-    """Return what lies in folders beside images, in which no reader finds labels."""
-    names_of: dict[str, list[str]] = defaultdict(list)  # of the files, by their suffix
-    for source in sources:
-        folder = source if source.is_dir() else source.parent
-        for parent, names in walk_folders(folder):
-            for name in sorted(names):
-                if not is_image_name(name) and not name.startswith("."):
-                    path = os.path.relpath(os.path.join(parent, name), folder)
-                    names_of[os.path.splitext(name)[1].lower()].append(path)
-    if not names_of:
-        return "there are only images; give the folder or the file that has the labels, too"
-
-    kinds = []
-    for suffix, names in sorted(names_of.items(), key=lambda entry: -len(entry[1])):
-        first = printable(names[0])
-        files = counted(len(names), f"{suffix} file".strip())
-        kinds.append(first if len(names) == 1 else f"{files} such as {first}")
-    return (
-        f"its other files are {', '.join(kinds[:3])}; docs/data.md says what is read, and where "
-        "label files lie"
-    )
 
 
 def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> list[str]:

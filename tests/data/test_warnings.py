@@ -151,6 +151,25 @@ def test_warnings_follow_from_the_counts(found, warnings):
     assert found.warnings() == warnings
 
 
+def test_images_without_a_usable_row_are_said_and_refused(tmp_path):
+    file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": "cat .5 .5 .5 .5\n"})
+    said = said_of(file)
+    assert said[1] == "train: 1 image left out, because none of their label rows can be used."
+    start = f"train: the first problem is {tmp_path}/labels/b.txt line 1: 'cat' is not a number"
+    assert said[2].startswith(start)
+    with pytest.raises(ValueError, match="none of their label rows can be used"):
+        said_of(file, strict=True)
+
+
+def test_labels_that_all_have_a_prefix_are_refused_with_it(tmp_path):
+    file = data_set(tmp_path, ["a"], {"a1b2c3d4-a": ROW})
+    message = (
+        r"a\.txt, which does not exist; 1 label file .*; 1 begin with a prefix such as a1b2c3d4-"
+    )
+    with pytest.raises(ValueError, match=message):
+        said_of(file)
+
+
 def test_images_in_both_splits_are_counted(tmp_path):
     file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": ROW})
     (tmp_path / "val.txt").write_text("images/b.png\n")

@@ -41,22 +41,70 @@ def test_lists_that_differ_are_refused_with_both(tmp_path, other):
         names_of_sources([one, two])
 
 
-def test_data_without_a_class_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "encoding", "reason"),
+    [
+        (
+            "0 .5 .5 .5 .5\n",
+            "utf-16",
+            "a.txt line 1: '0 .5 .5 .5 .5' is UTF-16 text, must be UTF-8",
+        ),
+        (
+            "\ncat .5 .5 .5 .5\n",
+            "utf-8",
+            "a.txt line 2: 'cat' is not a number: rows begin with the number of their class, its "
+            "place in classes.txt from 0",
+        ),
+        (
+            "0,.5,.5,.5,.5\n",
+            "utf-8",
+            "a.txt line 1: '0,.5,.5,.5,.5' has commas between the values, must have spaces",
+        ),
+        ("-1 .5 .5 .5 .5\n", "utf-8", "a.txt line 1: class -1"),
+    ],
+)
+def test_label_files_without_a_row_that_can_be_read_are_refused(tmp_path, rows, encoding, reason):
     source = folder(tmp_path, "a", "")
+    (source / "a.txt").write_bytes(rows.encode(encoding))
     with pytest.raises(ValueError) as refusal:
         names_of_sources([source])
     assert str(refusal.value) == (
-        f"no labels with a class in {source}: its other files are a.txt; docs/data.md says what is "
-        "read, and where label files lie"
+        f"no labels with a class in {source}: no row of its 1 label file can be read: "
+        f"{source}/{reason}"
     )
 
-    (source / "b.txt").write_text("")
-    (source / "boxes.manifest").write_text("{}")
-    with pytest.raises(ValueError, match=r"are 2 \.txt files such as a\.txt, boxes\.manifest;"):
+
+def test_label_files_without_rows_are_refused(tmp_path):
+    source = folder(tmp_path, "a", "\n")
+    with pytest.raises(ValueError) as refusal:
         names_of_sources([source])
-    for file in (*source.glob("*.txt"), *source.glob("*.manifest")):
-        file.unlink()
+    assert str(refusal.value) == (
+        f"no labels with a class in {source}: none of its 1 label file, such as {source}/a.txt, "
+        "has a row: label the images in the tool, and export again"
+    )
+
+
+def test_label_files_of_other_names_are_refused_with_the_prefix(tmp_path):
+    source = folder(tmp_path, "a", "0 .5 .5 .5 .5\n")
+    (source / "a.txt").rename(source / "a1b2c3d4-a.txt")
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([source])
+    assert str(refusal.value) == (
+        f"no labels with a class in {source}: 1 label file without an image, such as "
+        "a1b2c3d4-a.txt; 1 begin with a prefix such as a1b2c3d4-, no image does: give label files "
+        "and images the same names"
+    )
+
+
+def test_images_without_label_files_are_refused_with_what_lies_there(tmp_path):
+    source = folder(tmp_path, "a", "")
+    (source / "a.txt").unlink()
     with pytest.raises(ValueError, match=r"there are only images; give the folder or the file"):
+        names_of_sources([source])
+    (source / "boxes.manifest").write_text("{}")
+    (source / "a.md").write_text("")
+    (source / "b.md").write_text("")
+    with pytest.raises(ValueError, match=r"are 2 \.md files such as a\.md, boxes\.manifest; docs"):
         names_of_sources([source])
 
 

@@ -1,0 +1,81 @@
+"""Say why the label files of a data set name no class."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from data.formats.base import ListedImage
+from data.formats.registry import YOLO_TEXT, format_of
+from data.formats.yolo_txt import label_bytes, parse_label_file
+from data.images import walk_folders
+from data.report import UNMATCHED_LABELS
+from utils.images.decode import is_image_name
+from utils.printable import counted, printable
+
+ANY_SIZE = (10_000, 10_000)  # pixels: that of the image makes no difference here
+ANY_CLASS = 10**6  # classes are not known yet
+
+
+def why_no_class(sources: Sequence[Path]) -> str:
+    """Return the reason, with the first file and line, and what to do.
+
+    sources: in which no reader finds a class.
+    """
+    images: list[ListedImage] = []
+    unmatched = []
+    for source in sources:
+        if format_of(source) is YOLO_TEXT:
+            contents = YOLO_TEXT.images(source, ())
+            images += contents.images
+            unmatched += [found for found in contents.problems if found.kind == UNMATCHED_LABELS]
+
+    files = [image.label_file for image in images if os.path.isfile(image.label_file)]
+    bad_row = _first_bad_row(files)
+    if bad_row:
+        return f"no row of its {counted(len(files), 'label file')} can be read: {bad_row}"
+    if files:
+        return (
+            f"none of its {counted(len(files), 'label file')}, such as {printable(files[0])}, has "
+            "a row: label the images in the tool, and export again"
+        )
+    if unmatched:
+        return f"{unmatched[0].reason}: give label files and images the same names"
+    return _other_files(sources)
+
+
+def _first_bad_row(files: Iterable[str]) -> str:
+    """Return the first row of label files that cannot be read, with the reason; "" for none."""
+    for file in files:
+        try:
+            data = label_bytes(file) or b""
+            _, problems = parse_label_file(data, file, ANY_SIZE, ANY_CLASS)
+        except ValueError as error:
+            return str(error).partition(", but")[0]  # the number of classes is not known yet
+        if problems:
+            return str(problems[0])
+    return ""
+
+
+def _other_files(sources: Iterable[Path]) -> str:
+    """Return what lies in folders beside images, in which no reader finds labels."""
+    names_of: dict[str, list[str]] = defaultdict(list)  # of the files, by their suffix
+    for source in sources:
+        folder = source if source.is_dir() else source.parent
+        for parent, names in walk_folders(folder):
+            for name in sorted(names):
+                if not is_image_name(name) and not name.startswith("."):
+                    path = os.path.relpath(os.path.join(parent, name), folder)
+                    names_of[os.path.splitext(name)[1].lower()].append(path)
+    if not names_of:
+        return "there are only images; give the folder or the file that has the labels, too"
+
+    kinds = []
+    for suffix, names in sorted(names_of.items(), key=lambda entry: -len(entry[1])):
+        first = printable(names[0])
+        files = counted(len(names), f"{suffix} file".strip())
+        kinds.append(first if len(names) == 1 else f"{files} such as {first}")
+    return (
+        f"its other files are {', '.join(kinds[:3])}; docs/data.md says what is read, and where "
+        "label files lie"
+    )
