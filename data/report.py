@@ -24,6 +24,7 @@ LABELS_TURNED = "image with labels from before it was turned, turned"
 VALUES_LEFT_OUT = "values after the box left out"
 OTHER_LABELS = "image without a label file, but with one of another format"
 UNMATCHED_LABELS = "label files without an image"
+CORNER_ROWS = "rows that may be corners"
 MOST_OF_ALL = 0.98  # the share of all boxes from which on one class has nearly all
 FEW_BOXES = 100  # with so few boxes, one class may well have all
 
@@ -60,7 +61,9 @@ class Report:
     problems: tuple[Problem, ...]  # the first LISTED_PROBLEMS
     cache: str = "no cache"
     sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
-    unmatched_labels: tuple[str, ...] = ()  # sentences that say which label files have no image
+    label_warnings: tuple[
+        str, ...
+    ] = ()  # sentences about what is wrong with label files as a whole
     long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()
@@ -74,7 +77,7 @@ class Report:
         result["unreadable"] = list(self.unreadable)
         result["no_usable_row"] = list(self.no_usable_row)
         result["sentences"] = list(self.sentences)
-        result["unmatched_labels"] = list(self.unmatched_labels)
+        result["label_warnings"] = list(self.label_warnings)
         result["converted"] = dict(self.converted)
 
         all_problems = sum(count for _, count in self.problem_counts)
@@ -110,7 +113,7 @@ class Report:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each thing that looks like a mistake in the data."""
-        sentences = list(self.unmatched_labels)
+        sentences = list(self.label_warnings)
         other_labels = dict(self.problem_counts).get(OTHER_LABELS, 0)
         if other_labels:
             images = counted(other_labels, "image")
@@ -136,20 +139,20 @@ class Report:
         self,
         state: str,
         sentences: Iterable[Problem] = (),
-        unmatched_labels: Iterable[Problem] = (),
+        label_warnings: Iterable[Problem] = (),
     ) -> "Report":
         """Return the same report with the state of the label cache, such as "from cache".
 
         Args:
             state: of the cache.
             sentences: that were left out this time. A new one does not make the cache invalid.
-            unmatched_labels: the label files without an image this time, likewise.
+            label_warnings: what is wrong with the label files as a whole, likewise.
         """
         return replace(
             self,
             cache=state,
             sentences=tuple(map(str, sentences)),
-            unmatched_labels=tuple(map(str, unmatched_labels)),
+            label_warnings=tuple(map(str, label_warnings)),
         )
 
 
@@ -177,7 +180,7 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
     fields["no_usable_row"] = tuple(values["no_usable_row"])
-    for name in ("sentences", "unmatched_labels"):
+    for name in ("sentences", "label_warnings"):
         fields[name] = tuple(values[name])
     fields["converted"] = tuple(values["converted"].items())
     return Report(**fields)

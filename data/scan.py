@@ -22,11 +22,12 @@ from data.formats.base import (
 )
 from data.formats.resized import fit_rows
 from data.formats.voc.folders import xml_of_image
-from data.formats.yolo_txt import label_path
+from data.formats.yolo_txt import ClassNumberError, label_path
 from data.formats.yolo_values import BOX_VALUES, KEYPOINT_ROWS, POLYGON_ROWS
 from data.images import find_images
 from data.labels import Labels, LabelsBuilder
 from data.report import (
+    CORNER_ROWS,
     IMAGE_DAMAGED,
     IMAGE_DROPPED,
     NO_USABLE_ROW,
@@ -51,6 +52,10 @@ from utils.printable import counted, printable
 from utils.threads import map_in_threads
 
 MAX_DECODED_AGAIN = 1000  # images, in one thread
+BEGINS_AT_1 = (
+    "; no row has class 0, and the largest is the number of names: do they begin at 1? "
+    "Then subtract 1 in all rows, or list a name for class 0 first"
+)
 MIN_SIDE = 2  # pixels; smaller images are left out
 
 
@@ -98,7 +103,7 @@ class Listed:
     items: list[Item] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     sentences: list[Problem] = field(default_factory=list)
-    unmatched_labels: list[Problem] = field(default_factory=list)
+    label_warnings: list[Problem] = field(default_factory=list)
     # of each image the source that listed it first
     first: dict[str, ListedSource] = field(default_factory=dict)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
@@ -111,8 +116,8 @@ class Listed:
         for problem in listed_source.contents.problems:
             if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
                 self.sentences.append(problem)
-            elif problem.kind == UNMATCHED_LABELS:
-                self.unmatched_labels.append(problem)
+            elif problem.kind in (UNMATCHED_LABELS, CORNER_ROWS):
+                self.label_warnings.append(problem)
             else:
                 self.problems.append(problem)
 
@@ -137,7 +142,7 @@ class Listed:
 
         state: of the cache. long_rows: as in SourceImages, of all sources.
         """
-        found = report.with_cache(state, self.sentences, self.unmatched_labels)
+        found = report.with_cache(state, self.sentences, self.label_warnings)
         return replace(found, long_rows=long_rows)
 
 
@@ -218,7 +223,12 @@ def scan(
     keep_ids = source_ids is not None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
 
-    labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
+    try:
+        labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
+    except ClassNumberError as error:
+        begins_at_1 = any(folder.contents.begins_at_1 for folder in folders)
+        hint = BEGINS_AT_1 if begins_at_1 else ""
+        raise ValueError(f"{error}{hint}") from None
     if labels.crowd.all():  # true also for no rows at all
         if require_labels:
             raise EmptySplitError(_no_labels(labels, listed, report.problems))
@@ -647,8 +657,8 @@ def _no_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> s
         f"those of the first image {printable(first.path)} should be in "
         f"{printable(first.label_file)}{state}"
     )
-    if listed.unmatched_labels:
-        reason += f"; {listed.unmatched_labels[0].reason}"
+    for warning in listed.label_warnings:
+        reason += f"; {warning.reason}"
     return f"no labels for {images}: {reason}{_first_problem(problems)}"
 
 

@@ -121,7 +121,7 @@ class Dataset:
         # What other splits have reported is not said again.
         said: set[str] = set()
         for other in self.reports.values():
-            said.update(other.sentences + other.unmatched_labels)
+            said.update(other.sentences + other.label_warnings)
         for sentence in report.sentences:
             if sentence not in said:
                 say(sentence)

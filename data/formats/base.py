@@ -40,6 +40,7 @@ class SourceImages(NamedTuple):
     # the id of each class in the file, None if the format has no ids
     category_ids: list[int] | None = None
     long_rows: str = ""  # of YOLO's label files, as `long_rows` returns it
+    begins_at_1: bool = False  # whether class numbers of rows seem to be from 1 to that of names
 
 
 class ImageRows(NamedTuple):

@@ -24,10 +24,17 @@ from data.formats.base import (
 from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
 from data.formats.name_lists import NAME_LISTS, lists_in, require_same_names
 from data.formats.voc.folders import first_xml
-from data.formats.yolo_values import BOX_VALUES, box_row_length, long_rows, rows_of_files
+from data.formats.yolo_values import (
+    BOX_VALUES,
+    box_row_length,
+    corner_rows,
+    long_rows,
+    rows_of_files,
+)
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
+    CORNER_ROWS,
     NOTE,
     ROW_CLIPPED,
     ROW_DROPPED,
@@ -50,6 +57,10 @@ CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,6})(?:\.0*)?\s")  # also as programs wr
 DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 
 
+class ClassNumberError(ValueError):
+    """A row has a class number that is not one of the names. The message has file and line."""
+
+
 class YoloText:
     """Reads folders, .txt lists and single images; each image has its own label file."""
 
@@ -69,7 +80,7 @@ class YoloText:
             raise ValueError(f"{error}: {advice}") from None
         return lists[0] if lists else ClassNames(_numbers_in_use(self.images(source, ()).images))
 
-    def images(self, source: Path, _: Sequence[str]) -> SourceImages:
+    def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         paths, problems = find_images(source)
         images = [ListedImage(path, label_path(path)) for path in paths]
         problems += _unused_xml(source, paths)
@@ -80,7 +91,12 @@ class YoloText:
             problems.append(Problem(VALUES_LEFT_OUT, printable(source), _left_out_text(length)))
         if os.path.isdir(source):
             problems += _unmatched_labels(source, images)
-        return SourceImages(images, problems, long_rows=long_rows(rows, length))
+        outside = corner_rows(rows)
+        if outside:
+            problems.append(Problem(CORNER_ROWS, printable(source), _corners_text(outside)))
+        classes = {row[0] for row in rows}
+        begins_at_1 = bool(classes) and (min(classes), max(classes)) == (1, len(names))
+        return SourceImages(images, problems, None, long_rows(rows, length), begins_at_1)
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
         try:
@@ -169,6 +185,15 @@ def _left_out_text(length: int) -> str:
     return (
         f"rows of {length} values are boxes with keypoints, since all points lie in the boxes: "
         "the keypoints are left out; kpt_shape in a data YAML decides it"
+    )
+
+
+def _corners_text(outside: int) -> str:
+    """Return what is said of rows that may be corners; outside: how many reach outside."""
+    return (
+        f"{counted(outside, 'box')} would reach outside of the image: do rows have corners instead "
+        "of center and size? YOLO's are class cx cy w h: export the labels again, as YOLO or "
+        "Pascal VOC"
     )
 
 
@@ -304,8 +329,8 @@ def parse_label_file(
 
     Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
     Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both
-    are reported if they move by more than rounding. Raises ValueError with file and line if a class
-    is not in 0..num_classes-1.
+    are reported if they move by more than rounding. Raises ClassNumberError with file and line if a
+    class is not in 0..num_classes-1.
     """
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
@@ -428,7 +453,7 @@ def _class_index(value: float, num_classes: int, where: str) -> int:
         raise BadRowError(f"class {value:g} is not a whole number")
     if not 0 <= value < num_classes:
         allowed = f"names has {counted(num_classes, 'class')} (0-{num_classes - 1})"
-        raise ValueError(f"{where}: class {value:.15g}, but {allowed}")
+        raise ClassNumberError(f"{where}: class {value:.15g}, but {allowed}")
     return int(value)
 
 

@@ -170,6 +170,32 @@ def test_labels_that_all_have_a_prefix_are_refused_with_it(tmp_path):
         said_of(file)
 
 
+def test_rows_that_may_be_corners_are_said(tmp_path):
+    rows = "0 .6 .6 .9 .9\n1 .1 .1 .3 .3\n0 .2 .2 .25 .25\n"
+    file = data_set(tmp_path, ["a"], {"a": rows})
+    assert said_of(file)[1] == (
+        f"train: {tmp_path}/images: 2 boxes would reach outside of the image: do rows have corners "
+        "instead of center and size? YOLO's are class cx cy w h: export the labels again, as YOLO "
+        "or Pascal VOC."
+    )
+    (tmp_path / "labels/a.txt").write_text(f"{rows}0 .5 .5 .1 .1\n")  # no corners
+    assert "do rows have corners" not in str(said_of(file))
+
+
+def test_class_numbers_that_begin_at_1_are_asked_about(tmp_path):
+    """Two names: class 2 is none, and class 0 is not used."""
+    file = data_set(tmp_path, ["a", "b"], {"a": "1 .5 .5 .5 .5\n", "b": "2 .5 .5 .5 .5\n"})
+    message = (
+        r"b\.txt line 1: class 2, but names has 2 classes \(0-1\); .* do they begin at 1\? Then"
+    )
+    with pytest.raises(ValueError, match=message):
+        said_of(file)
+    for row in ("0 .5 .5 .5 .5\n", "3 .5 .5 .5 .5\n"):
+        (tmp_path / "labels/a.txt").write_text(row)
+        with pytest.raises(ValueError, match=r"but names has 2 classes \(0-1\)$"):
+            said_of(file)
+
+
 def test_images_in_both_splits_are_counted(tmp_path):
     file = data_set(tmp_path, ["a", "b"], {"a": ROW, "b": ROW})
     (tmp_path / "val.txt").write_text("images/b.png\n")
