@@ -11,9 +11,10 @@ from utils.files.folders import is_run_folder
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import counted, excerpt, printable, utf_16_hint
 
-HEIF_SUFFIXES = (".heic", ".heif")
-HEIF_ADVICE = (
-    "photographs as .heic are not read: convert them, as with 'magick mogrify -format jpg *.heic'"
+# Images that are not read: of phones, animated and drawn ones, of cameras.
+UNREAD_SUFFIXES = frozenset(
+    (".heic", ".heif", ".jxl", ".gif", ".svg", ".ico", ".tga", ".psd", ".exr", ".hdr", ".pfm")
+    + (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".raw", ".rw2")
 )
 
 
@@ -139,10 +140,24 @@ def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[st
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(10))
         allowed = "images or videos" if videos else "images"
         reason = f"files that are not {allowed}, ignored: {kinds}"
-        if any(suffix in others for suffix in HEIF_SUFFIXES):
-            reason += f"; {HEIF_ADVICE}"
+        advice = conversion_advice(others)
+        if advice:
+            reason += f"; {advice}"
         problems.append(Problem(NOTE, printable(folder), reason))
     return ImageFiles(sorted_paths(images), problems)
+
+
+def conversion_advice(suffixes: Iterable[str]) -> str:
+    """Return how to convert images that are not read, if these suffixes have one; otherwise "".
+
+    >>> conversion_advice([".txt", ".gif"])
+    "photographs as .gif are not read: convert them, as with 'magick mogrify -format jpg *.gif'"
+    """
+    for suffix in suffixes:
+        if suffix in UNREAD_SUFFIXES:
+            command = f"magick mogrify -format jpg *{suffix}"
+            return f"photographs as {suffix} are not read: convert them, as with '{command}'"
+    return ""
 
 
 def run_folders_text(files: int, kind: str, runs: Sequence[str]) -> str:

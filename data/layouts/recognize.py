@@ -11,7 +11,7 @@ from data.dataset_yaml import MAX_BYTES, read_data_yaml
 from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.name_lists import NAME_LISTS
 from data.formats.registry import format_of
-from data.images import HEIF_ADVICE, HEIF_SUFFIXES, walk_folders
+from data.images import conversion_advice, walk_folders
 from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.base import Layout
 from data.layouts.darknet import darknet_layout, is_darknet
@@ -149,14 +149,20 @@ def _only(root: Path, layouts: Sequence[Layout]) -> Layout:
 def _contents(root: Path) -> str:
     """Return what lies in a folder without images, and what to do, for a message."""
     suffixes: Counter[str] = Counter()
-    for _, names in walk_folders(root):
+    errors: list[OSError] = []
+    for _, names in walk_folders(root, errors.append):
         files = [name for name in names if name not in NAME_LISTS]
         suffixes.update(os.path.splitext(name)[1].lower() for name in files)
     records = sum(suffixes[suffix] for suffix in TFRECORD_SUFFIXES)
     if records:
         return f"{counted(records, 'TFRecord file')}; {TFRECORD_ADVICE}"
-    if any(suffixes[suffix] for suffix in HEIF_SUFFIXES):
-        return HEIF_ADVICE
+    advice = conversion_advice(suffix for suffix, _ in suffixes.most_common())
+    if advice:
+        return advice
+    for error in errors:
+        folder = os.path.relpath(error.filename, root)
+        where = "it" if folder == "." else f"its folder {printable(folder)}"
+        return f"{where} cannot be read: {error.strerror}"
     labels = sum(suffixes[suffix] for suffix in LABEL_SUFFIXES)
     if labels > 1:
         return (
@@ -164,10 +170,7 @@ def _contents(root: Path) -> str:
             "beside the labels, in a folder images/"
         )
 
-    try:
-        names = sorted(os.listdir(root))[:10]
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+    names = sorted(os.listdir(root))[:10]
     if not names:
         return "it is empty"
     return f"it has {', '.join(map(printable, names))}"

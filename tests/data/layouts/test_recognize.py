@@ -162,6 +162,16 @@ def test_several_data_sets_are_refused_with_a_command_for_each(tmp_path):
             "in a folder images/",
         ),
         (
+            {"a.gif": "x", "b.GIF": "x", "a.txt": ROW, "b.txt": ROW},
+            "photographs as .gif are not read: convert them, as with 'magick mogrify -format jpg "
+            "*.gif'",
+        ),
+        (
+            {"images/a.cr2": "x", "labels/a.txt": ROW},
+            "photographs as .cr2 are not read: convert them, as with 'magick mogrify -format jpg "
+            "*.cr2'",
+        ),
+        (
             {"train/x.tfrecord": "x"},
             "1 TFRecord file; TFRecord is not read; export the data set as COCO JSON or YOLO",
         ),
@@ -180,6 +190,9 @@ def test_folder_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "a").mkdir(mode=0)
     with pytest.raises(ValueError, match=r"a has no data set: it cannot be read: Permission"):
         recognize(tmp_path / "a")
+    write(tmp_path, {"labels/a.txt": ROW, "labels/b.txt": ROW})
+    with pytest.raises(ValueError, match=r"no data set: its folder a cannot be read: Permission"):
+        recognize(tmp_path)
 
 
 @pytest.mark.parametrize(
