@@ -1,7 +1,7 @@
 """Where the files of Pascal VOC are: images, their XML files, and the lists of image ids."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from data.formats.base import ClassNames
@@ -93,6 +93,21 @@ def xml_of_image(folder: str, image: str) -> str:
     """
     paths = _xml_paths(folder, image)
     return next(filter(os.path.lexists, paths), paths[0])
+
+
+def xmls_of_images(folder: str, images: Sequence[str]) -> list[str]:
+    """Return the XML file of each image in `folder`, which may not exist.
+
+    In a folder where one lies beside its image, those of the others do, too: one that is missing is
+    not looked for in another folder, whose images may have the same names.
+    """
+    beside = [f"{os.path.splitext(image)[0]}.xml" for image in images]
+    own = {os.path.dirname(xml) for xml in beside if os.path.lexists(xml)}
+    files = []
+    for image, xml in zip(images, beside, strict=True):
+        is_own = os.path.dirname(xml) in own
+        files.append(xml if is_own else xml_of_image(folder, image))
+    return files
 
 
 def first_xml(folder: str, images: Iterable[str]) -> str:

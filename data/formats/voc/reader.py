@@ -28,8 +28,8 @@ from data.formats.voc.folders import (
     images_of_set,
     is_image_set,
     label_map_names,
-    xml_of_image,
     xml_of_set,
+    xmls_of_images,
 )
 from data.formats.yolo_txt import has_yolo_labels, label_bytes
 from data.images import find_images, walk_images
@@ -76,7 +76,8 @@ class VocXml:
     def images(self, source: Path, _: Sequence[str]) -> SourceImages:
         if os.path.isdir(source):
             paths, problems = find_images(source, labels=frozenset({".xml"}))
-            images = [ListedImage(path, xml_of_image(str(source), path)) for path in paths]
+            files = xmls_of_images(str(source), paths)
+            images = list(map(ListedImage, paths, files))
         else:
             paths, problems = images_of_set(source)
             images = [ListedImage(path, xml_of_set(source, path)) for path in paths]
