@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,14 @@ def calls(file: Path) -> list[tuple[str, dict[str, ast.expr]]]:
             keywords = {keyword.arg or "": keyword.value for keyword in node.keywords}
             found.append((dotted_name(node.func), keywords))
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept_trees() -> Iterator[None]:
+    """Drop the syntax trees at the end: every garbage collection of later tests would visit them."""
+    yield
+    for function in (nodes, imported, calls):
+        function.cache_clear()
 
 
 def test_source_files_are_found():

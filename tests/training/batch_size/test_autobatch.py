@@ -3,11 +3,10 @@ against real steps.
 """
 
 import copy
-import gc
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -33,15 +32,6 @@ from utils.terminal import FaultError
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MIB, GIB = 2**20, 2**30
 SIDE = 96
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Exclude objects that exist already from the garbage collection after each trial."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def single_process(value: int) -> int:
