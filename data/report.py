@@ -61,9 +61,8 @@ class Report:
     problems: tuple[Problem, ...]  # the first LISTED_PROBLEMS
     cache: str = "no cache"
     sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
-    label_warnings: tuple[
-        str, ...
-    ] = ()  # sentences about what is wrong with label files as a whole
+    # sentences about what is wrong with label files as a whole
+    label_warnings: tuple[str, ...] = ()
     long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()

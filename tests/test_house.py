@@ -77,7 +77,7 @@ def calls(file: Path) -> list[tuple[str, dict[str, ast.expr]]]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _kept_trees() -> Iterator[None]:
-    """Drop the syntax trees at the end: every garbage collection of later tests would visit them."""
+    """Drop the trees at the end: every garbage collection of later tests would visit them."""
     yield
     for function in (nodes, imported, calls):
         function.cache_clear()
