@@ -112,9 +112,11 @@ def _find_images(images: Sequence[AnnotatedImage], source: Path) -> FoundImages:
     has its folder, or none if neither has.
     """
     finder = ImageFinder(source)
-    entries_of: dict[str, list[AnnotatedImage]] = {}  # of each path
     missing: list[AnnotatedImage] = []
     problems: list[Problem] = []
+
+    # All entries of each image.
+    entries_of: dict[str, list[AnnotatedImage]] = {}  # by path
     for image in images:
         try:
             path = _find(finder, image)
@@ -126,6 +128,7 @@ def _find_images(images: Sequence[AnnotatedImage], source: Path) -> FoundImages:
         else:
             entries_of.setdefault(path, []).append(image)
 
+    # The entry of each image that counts.
     found: list[tuple[str, AnnotatedImage]] = []
     for path, entries in entries_of.items():
         certain = [image for image in entries if not finder.is_doubtful(image.name)]

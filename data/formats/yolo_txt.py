@@ -84,18 +84,21 @@ class YoloText:
         paths, problems = find_images(source)
         images = [ListedImage(path, label_path(path)) for path in paths]
         problems += _unused_xml(source, paths)
+        if os.path.isdir(source):
+            problems += _unmatched_labels(source, images)
+
+        # What all rows together say: boxes with further values, corners, the first class.
         rows = list(rows_of_files(_contents_of_labels(images)))
         length = box_row_length(rows)
         if length:
             images = [image._replace(box_row_length=length) for image in images]
             problems.append(Problem(VALUES_LEFT_OUT, printable(source), _left_out_text(length)))
-        if os.path.isdir(source):
-            problems += _unmatched_labels(source, images)
         outside = corner_rows(rows)
         if outside:
             problems.append(Problem(CORNER_ROWS, printable(source), _corners_text(outside)))
         classes = {row[0] for row in rows}
         begins_at_1 = bool(classes) and (min(classes), max(classes)) == (1, len(names))
+
         return SourceImages(images, problems, None, long_rows(rows, length), begins_at_1)
 
     def rows(self, image: ListedImage, size: tuple[int, int], names: Sequence[str]) -> ImageRows:
