@@ -16,13 +16,16 @@ from tests.support.exporting import Exports
 from tests.support.scripted_server import Answer, Server
 from tests.support.tiny_data import draw_tiny_data
 
+MAX_PROCESSES = 8  # of 1 GB each
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of processes of -n auto: one more than there are cores, because tests wait
-    for processes and time limits for a third of their time.
+    for processes and time limits for a third of their time; but not so many that a container with
+    a few cores of a large machine runs out of memory.
     """
-    return (os.cpu_count() or 1) + 1
+    return min((os.cpu_count() or 1) + 1, MAX_PROCESSES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

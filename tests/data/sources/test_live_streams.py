@@ -278,10 +278,11 @@ def test_other_streams_go_on_without_one_that_cannot_be_opened(serve, tmp_path, 
     good, bad = serve(motion_jpeg(*slow(1, 2, 3))).url, serve(fixed_answer(404)).url
     source = open_source(streams_file(tmp_path, bad, good), say=said.append, **FAST, reconnects=0)
     assert drawn(list(source)) == [1, 2, 3]
-    assert said == [
+    assert set(said) == {  # each stream has a thread, so any of the two may be first
         f"{bad} cannot be opened, or gives no picture",
         f"{good}: the stream ended after 3 frames",
-    ]
+    }
+    assert len(said) == 2
     assert source.skipped == 1
 
 
