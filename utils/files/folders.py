@@ -132,7 +132,7 @@ def data_of_run(checkpoint: Path, named: str) -> str:
 
     checkpoint: its path, in RUN/weights/.
     """
-    own = Path(os.path.abspath(checkpoint)).parents[1] / RUN_DATA
+    own = Path(os.path.abspath(checkpoint)).parent.parent / RUN_DATA
     was_moved = os.path.isabs(named) and not os.path.lexists(named)
     if was_moved and os.path.basename(named) == RUN_DATA and own.is_file():
         return str(own)

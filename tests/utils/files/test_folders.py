@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,10 @@ def test_data_of_moved_run_are_those_in_its_folder(tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "data.yaml").write_text("")
     assert data_of_run(best, old) == old, "it was copied, not moved"
+
+
+def test_data_of_checkpoint_in_the_root_folder_are_those_that_it_names():
+    assert data_of_run(Path("/best.pt"), "/gone/data.yaml") == "/gone/data.yaml"
 
 
 @pytest.fixture
