@@ -11,6 +11,9 @@ from utils.files.folders import is_run_folder
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import counted, excerpt, printable, utf_16_hint
 
+# Folders that only say that images are in them, in lower case: readers look for labels beside them.
+IMAGE_FOLDERS = ("images", "jpegimages")
+
 # Images that are not read: of phones, animated and drawn ones, of cameras.
 UNREAD_SUFFIXES = frozenset(
     (".heic", ".heif", ".jxl", ".gif", ".svg", ".ico", ".tga", ".psd", ".exr", ".hdr", ".pfm")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.formats.base import ClassNames, ImageRows
+from data.formats.base import ClassNames, ImageRows, shown_names
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import counted, excerpt
@@ -29,7 +29,6 @@ OUTLINES = (ROTATED_BOX, POLYGON)  # their points are kept, for augmentation
 
 MAX_COORDINATE = 1e7  # larger ones are invalid
 ROUNDING = 1e-5  # fraction of the image side by which a box may be outside; it is not reported
-SHOWN_NAMES = 300  # characters
 MAX_DIGITS = 9  # of a class that is a number
 
 
@@ -186,7 +185,7 @@ def _unknown_class(name: str, indices: Mapping[str, int]) -> str:
     if name.isdecimal() and "0" in indices:
         allowed = f"names has {counted(num_classes, 'class')} (0-{num_classes - 1})"
         return f"class {excerpt(name)}, but {allowed}"
-    names = excerpt(", ".join([*indices][:num_classes]), SHOWN_NAMES)
+    names = shown_names([*indices][:num_classes])
     return f"class '{excerpt(name)}' is not in 'names' of the data YAML: {names}"
 
 

@@ -1,11 +1,14 @@
 """The interface of label format readers, and the records that they return to data/scan.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from data.labels import LabelRow
 from data.report import Problem
+from utils.printable import excerpt
+
+SHOWN_NAMES = 300  # characters
 
 
 class UnreadableLabelsError(ValueError):
@@ -63,6 +66,11 @@ class ClassNames(NamedTuple):
 
     names: tuple[str, ...]
     origin: str = ""
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Return class names for a message, cut after SHOWN_NAMES characters."""
+    return excerpt(", ".join(names), SHOWN_NAMES)
 
 
 class LabelFormat(Protocol):

@@ -139,7 +139,7 @@ class ImageFinder:
             notes.append(Problem(NOTE, where, reason))
         return notes
 
-    def _find_parts(self, parts: list[str], rules: list[str]) -> "_Found | None":
+    def _find_parts(self, parts: list[str], rules: list[str]) -> _Found | None:
         """Return the image whose path ends with most of these parts, and count how it was found."""
         name = parts[-1]
         wanted = [name_key(part) for part in parts[:-1]]

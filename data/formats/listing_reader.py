@@ -14,7 +14,7 @@ from data.formats.annotations import (
     place,
     rows_in_image,
 )
-from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
+from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages, shown_names
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
 from data.formats.resized import row_scaled
 from data.labels import BadRowError
@@ -91,7 +91,7 @@ def _require_order(contents: AnnotationFile, names: Sequence[str], source: Path)
         for annotation in image.annotations:
             number = annotation.class_name
             if number.isdecimal() and number not in names and number not in listed:
-                first, second = (excerpt(", ".join(classes), 300) for classes in (listed, names))
+                first, second = map(shown_names, (listed, names))
                 raise ValueError(
                     f"{printable(source)} {place(annotation.number)}: class {excerpt(number)} is a "
                     f"number, and the tool lists the classes {first}; the data YAML has {second}"

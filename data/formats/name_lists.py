@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.formats.base import ClassNames
+from data.formats.base import ClassNames, shown_names
 from data.formats.json_files import read_json
 from data.images import read_lines
 from utils.printable import excerpt, printable
@@ -14,7 +14,6 @@ TEXT_LISTS = ("classes.txt", "obj.names", "_darknet.labels", "labels.txt", "pred
 GIVEN_TO_TOOLS = ("labels.txt", "predefined_classes.txt")
 NOTES = "notes.json"  # of Label Studio
 NAME_LISTS = (*TEXT_LISTS, NOTES)
-SHOWN_NAMES = 300  # characters
 
 
 def lists_in(folder: Path) -> list[ClassNames]:
@@ -24,7 +23,7 @@ def lists_in(folder: Path) -> list[ClassNames]:
     """
     files = [folder / name for name in NAME_LISTS if (folder / name).is_file()]
     own = [file for file in files if file.name not in GIVEN_TO_TOOLS]
-    return [_notes(file) if file.name == NOTES else names_in_lines(file) for file in own or files]
+    return [_names_in(file) for file in own or files]
 
 
 def require_same_names(lists: Sequence[ClassNames]) -> None:
@@ -33,8 +32,9 @@ def require_same_names(lists: Sequence[ClassNames]) -> None:
         first = lists[0]
         if listed.names != first.names:
             raise ValueError(
-                f"the class names differ: {printable(first.origin)} has {_shown(first)}; "
-                f"{printable(listed.origin)} has {_shown(listed)}"
+                "the class names differ: "
+                f"{printable(first.origin)} has {shown_names(first.names)}; "
+                f"{printable(listed.origin)} has {shown_names(listed.names)}"
             )
 
 
@@ -45,6 +45,10 @@ def names_in_lines(file: Path) -> ClassNames:
     """
     names = [line.strip() for line in read_lines(file) if line.strip()]
     return ClassNames(_distinct(file, names), str(file))
+
+
+def _names_in(file: Path) -> ClassNames:
+    return _notes(file) if file.name == NOTES else names_in_lines(file)
 
 
 def _notes(file: Path) -> ClassNames:
@@ -67,7 +71,3 @@ def _distinct(file: Path, names: Sequence[str]) -> tuple[str, ...]:
             shown = excerpt(name)
             raise ValueError(f"{printable(file)}: classes {first} and {index} are both '{shown}'")
     return tuple(names)
-
-
-def _shown(listed: ClassNames) -> str:
-    return excerpt(", ".join(listed.names), SHOWN_NAMES)

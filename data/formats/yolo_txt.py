@@ -215,13 +215,8 @@ def _unmatched_labels(source: Path, images: Sequence[ListedImage]) -> list[Probl
             stem, suffix = os.path.splitext(name)
             is_label = suffix.lower() == ".txt" and name not in NAME_LISTS
             is_other = suffix != ".txt" or stem not in stems
-            is_hidden = name.startswith(".")
-            if (
-                is_label
-                and is_other
-                and not is_hidden
-                and not is_list_of_images(Path(folder, name))
-            ):
+            may_be_unmatched = is_label and is_other and not name.startswith(".")
+            if may_be_unmatched and not is_list_of_images(Path(folder, name)):
                 unmatched.append(name)
     if not unmatched:
         return []

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.dataset_yaml import distinct
-from data.formats.base import ClassNames
+from data.formats.base import ClassNames, shown_names
 from data.layouts.base import Layout
 from data.layouts.names import are_numbers, chosen_names, names_of_sources
 from utils.printable import did_you_mean, excerpt, printable
-
-SHOWN_NAMES = 300  # characters
 
 
 class Classes(NamedTuple):
@@ -48,7 +46,7 @@ def joined_classes(
     known = {name for found in of_layout for name in found.names}
     for old in renamed:
         if old not in known:
-            classes = excerpt(", ".join(sorted(known)), SHOWN_NAMES)
+            classes = shown_names(sorted(known))
             near = did_you_mean(old, known)
             raise ValueError(f"--merge renames {excerpt(old)}, but the classes are {classes}{near}")
 
@@ -128,5 +126,5 @@ def _require_names(classes_of: Mapping[Path, ClassNames]) -> None:
 
 
 def _described(path: Path, found: ClassNames) -> str:
-    names = excerpt(", ".join(found.names), SHOWN_NAMES)
+    names = shown_names(found.names)
     return f"{printable(found.origin or path)} has {names}"

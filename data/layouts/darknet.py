@@ -8,6 +8,7 @@ from data.images import read_lines
 from data.layouts.base import Layout, in_order
 from utils.printable import printable
 
+SUFFIX = ".data"
 KEYS = {"train": "train", "valid": "val", "val": "val", "test": "test"}
 
 

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from data.images import IMAGE_FOLDERS
 from data.layouts.similar import Groups
 from utils.printable import printable
-
-IMAGE_FOLDERS = ("images", "jpegimages")
 
 
 class HeldOut(NamedTuple):

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from data.formats.base import ClassNames
+from data.formats.base import ClassNames, shown_names
 from data.formats.name_lists import require_same_names
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.yolo_txt import listed_names
@@ -33,8 +33,8 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
         unknown = sorted(used - set(first.names))
         if unknown:
             raise ValueError(
-                f"{printable(first.origin)} has {_shown(first.names)}, but the labels name "
-                f"{_shown(unknown)}"
+                f"{printable(first.origin)} has {shown_names(first.names)}, but the labels name "
+                f"{shown_names(unknown)}"
             )
         return first
     if not used:
@@ -83,7 +83,7 @@ def _other_spelling(listed: ClassNames, names: Sequence[str]) -> str:
 
     Raises ValueError with both if it names other classes.
     """
-    both = f"{_shown(listed.names)}; the data YAML has {_shown(names)}"
+    both = f"{shown_names(listed.names)}; the data YAML has {shown_names(names)}"
     where = printable(listed.origin)
     advice = "correct one of them, or rename the file if it is not of these labels"
     if len(listed.names) != len(names):
@@ -128,11 +128,11 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
         return found
     if found.origin:
         raise ValueError(
-            f"--names has {_shown(chosen)}, but {printable(found.origin)} names the classes "
-            f"{_shown(found.names)}: change them there"
+            f"--names has {shown_names(chosen)}, but {printable(found.origin)} names the classes "
+            f"{shown_names(found.names)}: change them there"
         )
     if len(set(chosen)) < len(chosen):
-        raise ValueError(f"--names: {_shown(chosen)} has a name twice")
+        raise ValueError(f"--names: {shown_names(chosen)} has a name twice")
     numbered = are_numbers(found.names)
     if numbered and len(chosen) < len(found.names):
         raise ValueError(
@@ -140,9 +140,6 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
             f"{len(found.names) - 1}"
         )
     if not numbered and not set(found.names) <= set(chosen):
-        raise ValueError(f"--names has {_shown(chosen)}, but the labels name {_shown(found.names)}")
+        in_use = shown_names(found.names)
+        raise ValueError(f"--names has {shown_names(chosen)}, but the labels name {in_use}")
     return ClassNames(tuple(chosen), "--names")
-
-
-def _shown(names: Sequence[str]) -> str:
-    return excerpt(", ".join(names), 300)

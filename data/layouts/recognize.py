@@ -14,7 +14,7 @@ from data.formats.registry import format_of
 from data.images import conversion_advice, walk_folders
 from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.base import Layout
-from data.layouts.darknet import darknet_layout, is_darknet
+from data.layouts.darknet import SUFFIX, darknet_layout, is_darknet
 from data.layouts.image_folders import image_folder_layouts
 from data.layouts.separate import separate_layouts
 from utils.printable import counted, printable
@@ -48,7 +48,7 @@ def _file_layout(path: Path) -> Layout:
         return Layout("data YAML", path, {}, is_yaml=True)
     if suffix in TFRECORD_SUFFIXES:
         raise ValueError(f"{printable(path)}: {TFRECORD_ADVICE}")
-    if suffix == ".data" and is_darknet(path):
+    if suffix == SUFFIX and is_darknet(path):
         return darknet_layout(path)
 
     reader = reader_of(path)
@@ -128,7 +128,7 @@ def _darknet_layouts(folders: Folders) -> list[Layout]:
     for folder, names in folders:
         for name in sorted(names):
             file = Path(folder, name)
-            if file.suffix.lower() == ".data" and file.is_file() and is_darknet(file):
+            if file.suffix.lower() == SUFFIX and file.is_file() and is_darknet(file):
                 layouts.append(darknet_layout(file))
     return layouts
 

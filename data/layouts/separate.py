@@ -1,22 +1,17 @@
 """Tell the data sets in the subfolders of a folder apart."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data.dataset_yaml import read_data_yaml
-from data.formats.file_reader import own_label_files
 from data.formats.image_finder import split_of_path
-from data.formats.registry import NEIGHBOR_READERS, format_of
-from data.formats.voc.folders import xml_of_image
-from data.images import walk_images
+from data.formats.registry import format_of, label_files_of
 from data.layouts.base import Layout
+from data.layouts.darknet import SUFFIX
 from utils.images.decode import is_image_name
 
 MOST_SUBFOLDERS = 100  # of a folder of data sets; more are parts of one
-SAMPLED_IMAGES = 200  # of a folder whose label files are looked for
-DARKNET = ".data"
 Folders = Sequence[tuple[str, list[str]]]
 FindLayouts = Callable[[Path, Folders], list[Layout]]
 
@@ -37,6 +32,7 @@ def separate_layouts(
         find: returns what may be in a folder, given like these.
         find_files: returns the layouts of files that describe or list images, likewise.
     """
+    # The subfolders with images, and whether a file outside of them describes all.
     groups = _by_subfolder(root, folders)
     parts = {folder: inside for folder, inside in groups.items() if _have_images(inside)}
     parts.pop(root, None)
@@ -50,6 +46,7 @@ def separate_layouts(
     except ValueError:
         return []  # a YAML with an error, which is said where all of them are looked at
 
+    # Those of them that have their own labels.
     found = {}
     for folder, layouts in layouts_of.items():
         if any(_names_others(layout, folder) for layout in layouts):
@@ -61,8 +58,9 @@ def separate_layouts(
 
     # Images whose labels are in another subfolder, as those of images/ in labels/.
     for folder in parts.keys() - found.keys():
-        if any(_label_files(folder, root)):
+        if _has_labels_in(root, folder):
             found[folder] = layouts_of[folder]
+
     separate = [layout for folder in sorted(found) for layout in found[folder]]
     kinds = {_kind(layout) for layout in separate}
     return separate if len(kinds) > 1 else []
@@ -83,7 +81,7 @@ def _have_images(folders: Folders) -> bool:
 
 def _kind(layout: Layout) -> str:
     """Return what tells data sets apart: their format, or the file that describes one."""
-    is_described = layout.is_yaml or layout.path.suffix.lower() == DARKNET
+    is_described = layout.is_yaml or layout.path.suffix.lower() == SUFFIX
     return str(layout.path) if is_described else layout.title
 
 
@@ -102,13 +100,9 @@ def _has_its_labels(layout: Layout, folder: Path) -> bool:
     if layout.is_yaml or layout.path.is_file():
         return True
     sources = [source for group in layout.splits.values() for source in group]
-    return format_of(sources[0]).lists_images or any(_label_files(folder, folder))
+    return format_of(sources[0]).lists_images or _has_labels_in(folder, folder)
 
 
-def _label_files(images: Path, top: Path) -> Iterator[str]:
-    """Return the label files of a folder's images that are in the folder `top`."""
-    for image in islice(walk_images(images), SAMPLED_IMAGES):
-        neighbors = [reader.path_in_neighbor(image) for reader in NEIGHBOR_READERS]
-        for file in (*own_label_files(image), xml_of_image(str(images), image), *neighbors):
-            if Path(file).is_relative_to(top) and Path(file).is_file():
-                yield file
+def _has_labels_in(top: Path, images: Path) -> bool:
+    """Whether a label file of the images in a folder is in the folder `top`."""
+    return any(Path(file).is_relative_to(top) for file in label_files_of(images))

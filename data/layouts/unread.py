@@ -2,17 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 from data.formats.base import LabelFormat
-from data.formats.file_reader import own_label_files
-from data.formats.registry import NEIGHBOR_READERS, format_of
-from data.formats.voc.folders import xml_of_image
-from data.images import walk_images
+from data.formats.registry import format_of, label_files_of
 from utils.printable import printable
-
-SAMPLED_IMAGES = 200  # of a folder whose other label files are looked for
 
 
 def unread_labels(sources: Iterable[Path]) -> list[str]:
@@ -44,10 +38,5 @@ def _first_other(folder: Path, reader: LabelFormat) -> str:
     read = frozenset[str]()  # a file that lists images has all labels
     if not reader.lists_images:
         read = reader.suffixes - {".txt"} or reader.suffixes  # .txt of Pascal VOC are lists
-    for image in islice(walk_images(folder), SAMPLED_IMAGES):
-        neighbors = [neighbor.path_in_neighbor(image) for neighbor in NEIGHBOR_READERS]
-        for file in (*own_label_files(image), xml_of_image(str(folder), image), *neighbors):
-            is_read = os.path.splitext(file)[1] in read
-            if not is_read and os.path.isfile(file):
-                return file
-    return ""
+    others = (file for file in label_files_of(folder) if os.path.splitext(file)[1] not in read)
+    return next(others, "")

@@ -57,10 +57,13 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
         raise ValueError(f"{first}: the run folder {reason}") from error
 
 
-def make_folder(folder: Path, flag: str) -> None:
-    """Create a folder and those above it. Raises ValueError that names the flag to change."""
+def make_folder(folder: Path, flag: str, mode: int = 0o777) -> None:
+    """Create a folder and those above it. Raises ValueError that names the flag to change.
+
+    mode: of the folder if it is new.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         reason = f"cannot be created ({error.strerror}); {flag} names another folder"
         raise ValueError(f"{printable(folder)}: {reason}") from None
@@ -187,11 +190,7 @@ def temporary_cache_folder() -> Path:
 
     user = os.getuid()
     folder = Path(tempfile.gettempdir(), f"kestrel-{user}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        reason = f"cannot be created ({error.strerror}); --cache-dir names another folder"
-        raise ValueError(f"{printable(folder)}: {reason}") from None
+    make_folder(folder, "--cache-dir", mode=0o700)
 
     found = folder.lstat()
     others_can_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

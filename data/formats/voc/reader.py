@@ -15,6 +15,7 @@ from data.formats.base import (
     ListedImage,
     SourceImages,
     UnreadableLabelsError,
+    shown_names,
 )
 from data.formats.voc.annotation import (
     CORNERS,
@@ -39,7 +40,6 @@ from utils.printable import excerpt, printable
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
-SHOWN_NAMES = 300  # characters
 
 
 class VocXml:
@@ -166,7 +166,7 @@ def _class_index(voc_object: VocObject, names: Sequence[str], where: str) -> int
     if not name:
         raise BadRowError("the object has no <name>")
     if name not in names:
-        allowed = excerpt(", ".join(names), SHOWN_NAMES)
+        allowed = shown_names(names)
         raise ValueError(
             f"{where}: class '{excerpt(name)}' is not in 'names' of the data YAML: {allowed}"
         )

@@ -4,15 +4,13 @@ import os
 from collections.abc import Sequence
 
 from data.formats.writers.base import LabelWriter, WrittenBox, WrittenImage
+from data.images import IMAGE_FOLDERS
 from data.labels import MIN_BOX_SIDE
 from utils.files.atomic import copy_file, name_os_errors
 from utils.files.writers import write_bytes
 from utils.images.detections import Frame, ImageDetections
 from utils.images.encode import encode_bgr
 from utils.outputs.names import OutputNames, prepare_file, with_number
-
-# Readers look for the labels of images/a.jpg beside the last folder of this name.
-IMAGE_FOLDERS = ("images", "jpegimages")
 
 
 class DetectionLabels:
