@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from models.blocks import LAYERS, Conv, Layer, Stack
 from models.head_registry import HEADS
@@ -488,6 +487,8 @@ def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     Those of convolutions and matrix products are counted. Nothing is computed: the model is built
     and run on the meta device.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
+
     with torch.device("meta"):
         model = Detector(table).eval()
         image = torch.empty(1, table["ch"], image_size, image_size)

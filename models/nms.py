@@ -4,13 +4,44 @@ Deterministic: no time limit, ties go to the lower index. B images, N prediction
 classes, D candidates or detections of an image.
 """
 
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+
 import torch
 from torch import Tensor
-from torchvision.ops import nms
 
 from utils.distributed.precision import widest_float
 
 MAX_CANDIDATES = 3000  # per image, that enter NMS
+
+
+def register_nms() -> None:
+    """Register torchvision's operators, among them torch.ops.torchvision.nms.
+
+    Their shared library alone is loaded where that is possible: to import the Python package takes
+    2 s of processor time, nearly all of it for modules that have nothing to do with NMS. The
+    package is imported, and says what is wrong, if the library does not fit this torch.
+    """
+    if not _load_operators():
+        importlib.import_module("torchvision")
+
+
+def _load_operators() -> bool:
+    """Load torchvision's library of operators; return whether it fits this torch."""
+    package = find_spec("torchvision")
+    if package is None or package.origin is None:
+        return False
+    try:
+        for library in Path(package.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(library)
+        cuda = torch.ops.torchvision._cuda_version()  # 13000 is version 13.0, -1 none
+    except (AttributeError, OSError):
+        return False
+    return cuda == -1 or str(cuda)[:2] == str(torch.version.cuda)[:2]
+
+
+register_nms()  # when imported: one that does not fit is reported at the start
 
 
 def non_max_suppression(
@@ -52,7 +83,7 @@ def non_max_suppression(
 
         separated = _separate_classes(candidates, agnostic)
         nms_scores = candidates[:, 4].to(widest_float(candidates.device))
-        kept = nms(separated, nms_scores, iou)
+        kept = torch.ops.torchvision.nms(separated, nms_scores, iou)
         detections.append(candidates[kept[:max_detections]])
     return detections
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision.ops import nms
 
 from models.backends import Backend
 from models.highest_score import HighestScore
@@ -279,7 +278,7 @@ class _TileBoxes:
             own = chosen[self.kinds[chosen] == kind]
             boxes = torch.from_numpy(self.boxes[own])
             scores = torch.from_numpy(self.scores[own])
-            kept.append(own[nms(boxes, scores, self.iou).numpy()])
+            kept.append(own[torch.ops.torchvision.nms(boxes, scores, self.iou).numpy()])
         return np.sort(np.concatenate(kept))
 
     def not_shown_by(self, whole: Indices, parts: Indices) -> Indices:

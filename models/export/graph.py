@@ -7,6 +7,7 @@ K candidates per image, M candidates above the confidence in the whole batch.
 from dataclasses import dataclass
 
 import torch
+import torchvision  # noqa: F401  # registers how its nms is traced
 from torch import Tensor, nn
 from torch.nn.functional import pad
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.nms import non_max_suppression
+from models.nms import non_max_suppression, register_nms
 
 
 def random_predictions(boxes: int = 120, classes: int = 3, images: int = 2, seed: int = 0):
@@ -178,3 +178,31 @@ def test_nms_rejects_invalid_settings(setting, sentence):
     with pytest.raises(ValueError) as caught:
         non_max_suppression(*random_predictions(), **setting)
     assert str(caught.value) == sentence
+
+
+def test_the_python_package_of_torchvision_is_not_imported(monkeypatch: pytest.MonkeyPatch):
+    """Its import takes 2 s, its library of operators a hundredth of that."""
+    imported: list[str] = []
+    monkeypatch.setattr("models.nms.importlib.import_module", imported.append)
+    register_nms()
+    assert imported == []
+
+
+@pytest.mark.parametrize("cuda", [13000, 12080, 11080])
+def test_a_library_for_another_cuda_leaves_the_message_to_torchvision(
+    monkeypatch: pytest.MonkeyPatch, cuda: int
+):
+    imported: list[str] = []
+    monkeypatch.setattr("models.nms.importlib.import_module", imported.append)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    monkeypatch.setattr(torch.ops.torchvision, "_cuda_version", lambda: cuda)
+    register_nms()
+    assert imported == ([] if cuda == 12080 else ["torchvision"])
+
+
+def test_without_the_library_torchvision_is_imported(monkeypatch: pytest.MonkeyPatch):
+    imported: list[str] = []
+    monkeypatch.setattr("models.nms.find_spec", lambda name: None)
+    monkeypatch.setattr("models.nms.importlib.import_module", imported.append)
+    register_nms()
+    assert imported == ["torchvision"]

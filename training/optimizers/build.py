@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from training.optimizers.muon import MATRICES, MuonAdamW
 from training.settings.config import among
+from utils.distributed.replica import is_sharded
 
 Groups = list[dict[str, Any]]
 DECAYING = ("weight", "matrix")  # groups with weight decay
@@ -110,9 +110,9 @@ def build_optimizer(
             group[MATRICES] = group_name == "matrix"
         groups.append(group)
 
-    # A DTensor does not mix with the flag that skips a step.
+    # A sharded parameter does not mix with the flag that skips a step.
     first = next(model.parameters())
-    fused = first.is_cuda and not isinstance(first, DTensor)
+    fused = first.is_cuda and not is_sharded(first)
     return kind.build(groups, lr, momentum, fused)
 
 

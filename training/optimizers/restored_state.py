@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from utils.distributed.replica import is_sharded
 
 # Settings that change how a step is computed, on some devices only.
 IMPLEMENTATION = ("fused", "foreach", "capturable")
@@ -89,7 +90,7 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if isinstance(parameter, DTensor):
+            if is_sharded(parameter):
                 continue  # steps of sharded runs are not fused
 
             state = optimizer.state.get(parameter, {})

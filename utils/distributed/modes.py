@@ -7,7 +7,6 @@ from torch import nn
 
 from utils.distributed.precision import choose_precision
 from utils.distributed.replica import DistributedReplica, Model, Replica
-from utils.distributed.sharding import ShardedReplica
 from utils.distributed.sync_bn import synchronize_batch_norm
 from utils.distributed.world import World
 
@@ -24,6 +23,9 @@ def build_replica(
     if world.size == 1:
         return Replica(model, world)
     if sharded_layers is not None:
+        # imports half a second of torch that other runs do not use
+        from utils.distributed.sharding import ShardedReplica
+
         return ShardedReplica(model, world, list(sharded_layers))
     return DistributedReplica(model, world, accumulates)
 

@@ -19,6 +19,14 @@ from utils.nested import tensors_in
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def is_sharded(parameter: Tensor) -> bool:
+    """Return whether each process has only a part of the parameter: it is a DTensor of torch.
+
+    Its attribute tells, because the import of its class takes half a second.
+    """
+    return hasattr(parameter, "placements")
+
+
 class Replica(Generic[Model]):
     """The model in a single process, with DataParallel if the world has several devices.
 
