@@ -179,9 +179,9 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
     for a in range(A):
         truths = matches.truths[a]  # [K]
         has_truth = truths > 0
-        needed = _hits_needed(truths)
+        needed = hits_needed(truths, RECALL_POINTS)
         for t in range(T):
-            best, hits = _envelope(
+            best, hits = precision_envelope(
                 matches.true_positive[a, t],
                 matches.counted[a, t],
                 matches.classes,
@@ -192,7 +192,7 @@ def _fill_curves(matches: DetectionMatches, precision: np.ndarray, recall: np.nd
             recall[t, has_truth, a] = hits[has_truth] / truths[has_truth]
 
 
-def _hits_needed(truths: np.ndarray) -> np.ndarray:
+def hits_needed(truths: np.ndarray, recall_points: Sequence[float]) -> np.ndarray:
     """Return the fewest true positives that reach each recall point, int64 [K, R].
 
     That is the smallest n >= 1 with n / truths >= recall.
@@ -200,7 +200,7 @@ def _hits_needed(truths: np.ndarray) -> np.ndarray:
     truths: int64 [K].
     """
     total = np.maximum(truths, 1)[:, None]  # [K, 1]
-    recall = np.asarray(RECALL_POINTS)
+    recall = np.asarray(recall_points)
     needed = np.ceil(recall * total).astype(np.int64)
 
     # The product may have rounded across an integer, in either direction.
@@ -211,7 +211,7 @@ def _hits_needed(truths: np.ndarray) -> np.ndarray:
     return np.maximum(needed, 1)
 
 
-def _envelope(
+def precision_envelope(
     true_positive: np.ndarray,
     counted: np.ndarray,
     classes: np.ndarray,

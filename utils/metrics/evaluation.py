@@ -81,6 +81,33 @@ class Evaluation:
         return confusion_matrix(self.truth, self.detections, class_ids=self.curves.class_ids)
 
 
+def class_rows(evaluation: Evaluation, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row of plain values for each class, in order of class id.
+
+    Keys: class_id, name, images, instances, precision, recall, AP50, AP, APs, APm, APl. Precision
+    and recall are at the confidence of the best mean F1. A number is -1 if no object decides it.
+
+    names: of all classes, by class id; not escaped.
+    """
+    curves = evaluation.curves
+    by_class = evaluation.coco.per_class
+    rows = []
+    for k, class_id in enumerate(curves.class_ids.tolist()):
+        numbers = by_class[class_id]
+        precision = UNKNOWN
+        recall = UNKNOWN
+        if curves.has_truth[k]:
+            precision = float(curves.precision_at_best[k])
+            recall = float(curves.recall_at_best[k])
+
+        row: dict[str, Any] = {"class_id": class_id, "name": names[class_id]}
+        row |= {"images": numbers["images"], "instances": numbers["instances"]}
+        row |= {"precision": precision, "recall": recall}
+        row |= {name: numbers[name] for name in ("AP50", "AP", "APs", "APm", "APl")}
+        rows.append(row)
+    return rows
+
+
 def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) -> str:
     """Return a line for all classes, and one for each if verbose.
 
@@ -111,15 +138,8 @@ def class_table(evaluation: Evaluation, names: Sequence[str], *, verbose: bool) 
     lines = [header, line("all", evaluation.images, total, *overall)]
 
     if verbose and len(names) > 1:
-        for class_id, row in coco.per_class.items():
-            k = int(np.flatnonzero(curves.class_ids == class_id)[0])
-            precision = curves.precision_at_best[k]
-            recall = curves.recall_at_best[k]
-            images = int(row["images"])
-            instances = int(row["instances"])
-            values = precision, recall, row["AP50"], row["AP"]
-            if not instances:
-                values = (UNKNOWN,) * 4
-            lines.append(line(names[class_id], images, instances, *values))
+        for row in class_rows(evaluation, names):
+            values = [row[key] for key in ("precision", "recall", "AP50", "AP")]
+            lines.append(line(row["name"], row["images"], row["instances"], *values))
     lines.append(f"{'':>{width}} P and R at confidence {curves.best_confidence:.3f}")
     return "\n".join(lines)

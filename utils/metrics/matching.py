@@ -339,25 +339,65 @@ def _count_truths(
     return np.array(truths), images
 
 
+def match_pairs(pairs: Pairs, groups: np.ndarray, num_truths: int) -> np.ndarray:
+    """Return the ground truth that each detection takes, int64 [D], -1 for none.
+
+    As in `match_detections`, of pairs that all overlap enough, without ignored ground truths.
+
+    Args:
+        pairs: of equal group. Of equal IoUs of a detection the last one is taken.
+        groups: int64 [D], sorted; the detections of a group are in the order in which they choose.
+        num_truths: G.
+    """
+    none_ignored = np.zeros(num_truths, bool)
+    every_iou = np.zeros(1)
+    truth_of = np.full(len(groups), -1)
+    for match in _matches_in_turns(pairs, groups, none_ignored, none_ignored[None], every_iou):
+        truth_of[match.detection] = match.truth
+    return truth_of
+
+
 def _match_in_turns(
     pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which detections took a ground truth to find, and which an ignored one.
 
-    Both are bool [A, T, D].
+    Both are bool [A, T, D]. Arguments: those of `_matches_in_turns`.
+    """
+    shape = len(ignored), len(thresholds), len(groups)
+    true_positive = np.zeros(shape, bool)
+    took_ignored = np.zeros(shape, bool)
+    for area, threshold, detection, truth in _matches_in_turns(
+        pairs, groups, crowd, ignored, thresholds
+    ):
+        is_ignored = ignored[area, truth]
+        true_positive[area, threshold, detection] = ~is_ignored
+        took_ignored[area, threshold, detection] = is_ignored
+    return true_positive, took_ignored
+
+
+class Matches(NamedTuple):
+    """The matches of a turn, N of them."""
+
+    area: np.ndarray  # int64 [N], index of the area range
+    threshold: np.ndarray  # int64 [N], index of the IoU threshold
+    detection: np.ndarray  # int64 [N]
+    truth: np.ndarray  # int64 [N]
+
+
+def _matches_in_turns(
+    pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
+) -> Iterator[Matches]:
+    """Yield the matches of the first detection of every group, of the second, and so on.
 
     Args:
         pairs: of detections and ground truths that overlap enough.
-        groups: int64 [D].
+        groups: int64 [D], sorted.
         crowd: bool [G].
         ignored: bool [A, G].
         thresholds: float64 [T].
     """
-    A = len(ignored)
-    T = len(thresholds)
-    true_positive = np.zeros((A, T, len(groups)), bool)
-    took_ignored = np.zeros((A, T, len(groups)), bool)
-    taken = np.zeros((A, T, len(crowd)), bool)
+    taken = np.zeros((len(ignored), len(thresholds), len(crowd)), bool)
     for turn in _turns(pairs, groups):
         # The best preference of each detection of this turn, 0 without any.  [A, T, detections]
         preference = _preference(turn, taken, ignored, thresholds)
@@ -368,14 +408,10 @@ def _match_in_turns(
         area, threshold, chooser = np.nonzero(best)
         pair = (best[area, threshold, chooser] - 1) % len(turn.iou)
         truth = turn.truth[pair]
-        detection = turn.detection[pair]
 
         # Each match takes its ground truth, unless that is a crowd.
         taken[area, threshold, truth] = ~crowd[truth]
-        is_ignored = ignored[area, truth]
-        true_positive[area, threshold, detection] = ~is_ignored
-        took_ignored[area, threshold, detection] = is_ignored
-    return true_positive, took_ignored
+        yield Matches(area, threshold, turn.detection[pair], truth)
 
 
 def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
