@@ -383,7 +383,8 @@ def write_outputs(
     Returns pycocotools' summary of the latter, or "".
     """
     paths = [labels.path(index) for index in range(len(labels))]
-    write_json(folder / "metrics.json", result.as_dict(names))
+    errors = {"errors": result.error_kinds.as_dict()}
+    write_json(folder / "metrics.json", result.as_dict(names) | errors)
     if args.save_txt:
         write_label_files(
             folder / "labels",

@@ -200,6 +200,7 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
     np.testing.assert_allclose(list(found.coco.stats.values()), evaluator.stats, atol=1e-9)
     written = json.loads((folder / "metrics.json").read_text())
     assert written["AP"] == found.coco.stats["AP"]
+    assert written["errors"] == found.error_kinds.as_dict()
     rows = [
         line.split()
         for file in (folder / "labels").glob("*.txt")

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from utils.metrics.coco import mean_of_known, precision_and_recall
 from utils.metrics.matching import MAX_DETECTIONS, match_detections
 from utils.metrics.records import Detections, GroundTruth, Ids
 
 # Pixels, doubling, and COCO's limits 32 and 96.
 SIZE_EDGES = (0.0, 8.0, 16.0, 32.0, 64.0, 96.0, 128.0, 256.0, 512.0, math.inf)
+RANGES_AT_ONCE = 4  # as in COCO's evaluation, so that no more memory is needed
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,26 @@ def size_bins(
         )
 
     bins = []
-    for low, high in ranges:  # one at a time bounds the memory
+    for first in range(0, len(ranges), RANGES_AT_ONCE):
+        some_ranges = ranges[first : first + RANGES_AT_ONCE]
         matches = match_detections(
             truth,
             detections,
             image_ids=image_ids,
             class_ids=class_ids,
-            area_ranges=[(low**2, high**2)],
+            area_ranges=[(low**2, high**2) for low, high in some_ranges],
         )
         precision, _ = precision_and_recall(matches, limits=MAX_DETECTIONS[-1:])
-        bins.append(
-            SizeBin(
-                low=float(low),
-                high=float(high),
-                instances=int(np.sum(matches.truths)),
-                ap=mean_of_known(precision),
-                ap50=mean_of_known(precision[0]),
+
+        for a, (low, high) in enumerate(some_ranges):
+            of_range = precision[:, :, :, a]  # [T, R, K, 1]
+            bins.append(
+                SizeBin(
+                    low=float(low),
+                    high=float(high),
+                    instances=int(matches.truths[a].sum()),
+                    ap=mean_of_known(of_range),
+                    ap50=mean_of_known(of_range[0]),
+                )
             )
-        )
     return bins

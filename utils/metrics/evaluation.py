@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from utils.metrics.coco import CocoResult
 from utils.metrics.confusion import confusion_matrix
 from utils.metrics.curves import OperatingCurves
+from utils.metrics.errors import ErrorKinds, error_kinds
 from utils.metrics.records import Detections, GroundTruth
 from utils.printable import printable
 
@@ -75,6 +77,15 @@ class Evaluation:
     def describe_times(self) -> str:
         """Return the milliseconds of each part, as text."""
         return ", ".join(f"{part} {value:.2f} ms" for part, value in self.milliseconds.items())
+
+    @cached_property
+    def error_kinds(self) -> ErrorKinds:
+        """Return the errors by kind."""
+        # An image without an object or a detection has no errors.
+        image_ids = np.union1d(self.truth.image_ids, self.detections.image_ids)
+        return error_kinds(
+            self.truth, self.detections, image_ids=image_ids, class_ids=self.curves.class_ids
+        )
 
     def confusion(self) -> np.ndarray:
         """Return the confusion matrix, int64 [K + 1, K + 1]."""

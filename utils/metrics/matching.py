@@ -180,7 +180,7 @@ def overlapping_pairs(
     detections = [np.empty(0, np.int64)]
     truths = [np.empty(0, np.int64)]
     ious = [np.empty(0)]
-    for start, stop in _blocks(truth_count):
+    for start, stop in blocks_of(truth_count):
         # Every pair of equal group of these detections.
         owner, member = _expand(truth_count[start:stop])
         detection = owner + start
@@ -293,7 +293,7 @@ def _expand(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return owner, position
 
 
-def _blocks(count: np.ndarray) -> Iterator[tuple[int, int]]:
+def blocks_of(count: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield consecutive ranges of owners that have about PAIRS_AT_ONCE members each.
 
     count: of the members of each owner.

@@ -28,7 +28,7 @@ class Marked(NamedTuple):
     kind: np.ndarray  # int8 [n], number of the kind of error, or `right`
     in_crowd: np.ndarray  # bool [n], those that do not count
     claims: np.ndarray  # bool [n], those that find a ground truth once they are corrected
-    corrected: np.ndarray  # int64 [n], index of the class once they are corrected
+    corrected: np.ndarray  # int64 [n], index of the class of claims once they are corrected
 
 
 def error_costs(
@@ -60,38 +60,40 @@ def error_costs(
     if not truths.any():
         return UNKNOWN_AP, cost
 
-    counted = ~marked.in_crowd
     is_right = marked.kind == right
+    is_counted = ~marked.in_crowd
     order = _best_first(marked.classes, marked.scores)
-    order = order[counted[order]]
+    order = order[is_counted[order]]
     ap = _mean_ap(marked.classes[order], is_right[order], truths)
 
-    # Of equal scores errors come first now, as in tidecv.
-    order = _best_first(marked.classes, marked.scores, is_right)
+    # The kinds of detections. Of equal scores errors come first now, as in tidecv.
+    errors_first = _best_first(marked.classes, marked.scores, is_right)
     for number, name in enumerate(kinds[:-1]):
         is_kind = marked.kind == number
         is_fixed = is_kind & marked.claims
-        kept = (counted & ~is_kind) | is_fixed
+        is_kept = (is_counted & ~is_kind) | is_fixed
         classes = np.where(is_fixed, marked.corrected, marked.classes)
-        ranked = order
+        order = errors_first
         if (classes != marked.classes).any():
-            ranked = _best_first(classes, marked.scores, is_right)
-        ranked = ranked[kept[ranked]]
-        fixed = _mean_ap(classes[ranked], (is_right | is_fixed)[ranked], truths)
-        cost[name] = max(fixed - ap, 0.0)
+            order = _best_first(classes, marked.scores, is_right)
 
-    # Ground truths.
-    order = order[counted[order]]
+        order = order[is_kept[order]]
+        is_true = is_right | is_fixed
+        corrected_ap = _mean_ap(classes[order], is_true[order], truths)
+        cost[name] = max(corrected_ap - ap, 0.0)
+
+    # Without the missed ground truths, and without all that were not found.
+    order = errors_first[is_counted[errors_first]]
     classes = marked.classes[order]
-    fixed = _mean_ap(classes, is_right[order], truths - missed)
-    cost[kinds[-1]] = max(fixed - ap, 0.0)
+    is_true = is_right[order]
+    corrected_ap = _mean_ap(classes, is_true, truths - missed)
+    cost[kinds[-1]] = max(corrected_ap - ap, 0.0)
+    found = np.bincount(classes[is_true], minlength=len(truths))
+    cost["false_negative"] = _mean_ap(classes, is_true, found) - ap
 
-    found = np.bincount(marked.classes[is_right], minlength=len(truths))
-    cost["false_negative"] = _mean_ap(classes, is_right[order], found) - ap
-
-    right_first = _best_first(classes, is_right[order].astype(np.float64))
-    fixed = _mean_ap(classes[right_first], is_right[order][right_first], truths)
-    cost["false_positive"] = fixed - ap
+    # With all errors behind all right detections.
+    order = np.lexsort((~is_true, classes))
+    cost["false_positive"] = _mean_ap(classes[order], is_true[order], truths) - ap
     return ap, cost
 
 

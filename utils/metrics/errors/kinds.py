@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.metrics.errors.costs import Marked, error_costs
-from utils.metrics.matching import Pairs, match_pairs, overlapping_pairs
+from utils.metrics.matching import Pairs, blocks_of, match_pairs, overlapping_pairs
 from utils.metrics.records import Detections, GroundTruth, Ids
 
 ERROR_KINDS = ("classification", "localization", "both", "duplicate", "background", "missed")
@@ -94,48 +94,47 @@ def error_kinds(
     crowds = _pick_truths(truth, is_known & truth.crowd, images, classes)
     picked = _pick_detections(detections, images, classes)
 
-    kind, partner, claims = _classify(picked, objects, len(classes))
-    found = partner[kind == RIGHT]
-    in_crowd = _in_crowd(picked, crowds) & (kind != RIGHT)
+    kind, partner, claims = _classify(picked, objects, len(images), len(classes))
+    in_crowd = _covered_by_crowd(picked, crowds) & (kind != RIGHT)
 
     # What each ground truth is, and the detection that found or claims it.
     truth_kind = np.full(len(objects.rows), MISSED, np.int8)
-    truth_kind[partner[claims]] = CLAIMED
-    truth_kind[found] = RIGHT
     owner = np.full(len(objects.rows), -1)
-    owner[partner[claims]] = picked.rows[claims]
-    owner[found] = picked.rows[kind == RIGHT]
+    for owners, state in ((claims, CLAIMED), (kind == RIGHT, RIGHT)):
+        truth_kind[partner[owners]] = state
+        owner[partner[owners]] = picked.rows[owners]
 
-    # Counts.
+    # Counts, and what they cost.
     K = len(classes)
     class_counts = np.zeros((len(ERROR_KINDS), K), np.int64)
     for number in range(MISSED):
         class_counts[number] = np.bincount(picked.classes[kind == number], minlength=K)
     class_counts[MISSED] = np.bincount(objects.classes[truth_kind == MISSED], minlength=K)
-    ignored = np.bincount(kind[in_crowd], minlength=len(ERROR_KINDS))
+    counts = class_counts.sum(axis=1).tolist()
+    counts_in_crowd = np.bincount(kind[in_crowd], minlength=len(ERROR_KINDS)).tolist()
 
-    # The class that a misclassified detection has once it is corrected.
+    # A misclassified detection that is corrected has the class of its ground truth.
     corrected = picked.classes.copy()
-    is_corrected = claims & (kind == CLASSIFICATION)
-    corrected[is_corrected] = objects.classes[partner[is_corrected]]
+    corrected[claims] = objects.classes[partner[claims]]
     marked = Marked(picked.classes, picked.scores, kind, in_crowd, claims, corrected)
     truths = np.bincount(objects.classes, minlength=K)
     ap, cost = error_costs(marked, truths, class_counts[MISSED], ERROR_KINDS, RIGHT)
 
+    D = len(detections.scores)
+    G = len(truth.areas)
+    partner_row = np.append(objects.rows, -1)[partner]  # -1 stays -1
     return ErrorKinds(
         ap=ap,
         cost=cost,
-        counts=dict(zip(ERROR_KINDS, class_counts.sum(axis=1).tolist(), strict=True)),
-        in_crowd=dict(zip(ERROR_KINDS, ignored.tolist(), strict=True)),
+        counts=dict(zip(ERROR_KINDS, counts, strict=True)),
+        in_crowd=dict(zip(ERROR_KINDS, counts_in_crowd, strict=True)),
         class_ids=classes,
         class_counts=class_counts,
-        detection_kind=_spread(kind, picked.rows, len(detections.scores), NOT_COUNTED),
-        detection_truth=_spread(
-            np.append(objects.rows, -1)[partner], picked.rows, len(detections.scores), -1
-        ),
-        detection_in_crowd=_spread(in_crowd, picked.rows, len(detections.scores), False),
-        truth_kind=_spread(truth_kind, objects.rows, len(truth.areas), NOT_COUNTED),
-        truth_detection=_spread(owner, objects.rows, len(truth.areas), -1),
+        detection_kind=_spread(kind, picked.rows, D, NOT_COUNTED),
+        detection_truth=_spread(partner_row, picked.rows, D, -1),
+        detection_in_crowd=_spread(in_crowd, picked.rows, D, False),
+        truth_kind=_spread(truth_kind, objects.rows, G, NOT_COUNTED),
+        truth_detection=_spread(owner, objects.rows, G, -1),
     )
 
 
@@ -195,13 +194,38 @@ def _pick_detections(detections: Detections, images: np.ndarray, classes: np.nda
 
 
 def _classify(
-    picked: _Detected, objects: _Truths, num_classes: int
+    picked: _Detected, objects: _Truths, num_images: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the kind of each detection, its ground truth, and whether it claims that.
 
     They are int8, int64 (-1 for none) and bool, [n] each. A claim is the most confident misplaced
     or misclassified detection of a ground truth that was not found.
+
+    Images are taken in blocks, which bounds the memory.
     """
+    first_detection = np.searchsorted(picked.images, np.arange(num_images + 1))
+    first_object = np.searchsorted(objects.images, np.arange(num_images + 1))
+    kind = np.zeros(len(picked.rows), np.int8)
+    partner = np.zeros(len(picked.rows), np.int64)
+    claims = np.zeros(len(picked.rows), bool)
+
+    pairs_of_image = np.diff(first_detection) * np.diff(first_object)
+    for start, stop in blocks_of(pairs_of_image):
+        block = slice(first_detection[start], first_detection[stop])
+        objects_of_block = slice(first_object[start], first_object[stop])
+        some = _Detected(*(column[block] for column in picked))
+        some_objects = _Truths(*(column[objects_of_block] for column in objects))
+
+        kind[block], own_partner, claims[block] = _classify_block(some, some_objects, num_classes)
+        own_partner[own_partner >= 0] += first_object[start]
+        partner[block] = own_partner
+    return kind, partner, claims
+
+
+def _classify_block(
+    picked: _Detected, objects: _Truths, num_classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what `_classify` does, of some images."""
     n = len(picked.rows)
     pairs = _pairs_in_images(picked, objects)
     is_same = picked.classes[pairs.detection] == objects.classes[pairs.truth]
@@ -280,7 +304,7 @@ def _best_of(pairs: Pairs, num_detections: int) -> tuple[np.ndarray, np.ndarray]
     return truth, iou
 
 
-def _in_crowd(picked: _Detected, crowds: _Truths) -> np.ndarray:
+def _covered_by_crowd(picked: _Detected, crowds: _Truths) -> np.ndarray:
     """Return whether more than MATCH_IOU of a detection is in a crowd of its class, bool [n]."""
     pairs = _pairs_in_images(picked, crowds)  # the IoU with a crowd is that share
     is_same = picked.classes[pairs.detection] == crowds.classes[pairs.truth]
