@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK - argcomplete may complete the flags in a shell
 """Detect objects in images, videos and streams with a trained model.
 
     # the newest best.pt on a folder of images and videos

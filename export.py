@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK - argcomplete may complete the flags in a shell
 """Export a detector for other runtimes: TorchScript, ONNX, OpenVINO.
 
     # best.onnx beside best.pt

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK - argcomplete may complete the flags in a shell
 """Train a YOLO detector.
 
     # yolov5n from scratch on generated shapes
@@ -33,7 +34,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from training.settings.config import LISTS, TrainConfig
+from training.settings.config import CHOICES, LISTS, OPTIMIZER_CHOICES, TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
@@ -165,6 +166,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add(
         "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
     )
+    parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES})
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
     launch, given = read_launch(parser, arguments)

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK - argcomplete may complete the flags in a shell
 """Validate a detector: COCO mAP of a checkpoint on a split of a data set.
 
     # the newest best.pt on the data it was trained on

@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -16,6 +18,7 @@ from utils.terminal import report
 # minimum similarity (difflib ratio, 0 to 1) at which a flag is suggested: epoch and epochs have
 # 0.91
 NEAR = 0.8
+COMPLETION = "_ARGCOMPLETE"  # set by argcomplete's functions of bash and zsh
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -76,6 +79,8 @@ class FlagParser(argparse.ArgumentParser):
 
         Raises ValueError for an unknown flag or a stray argument.
         """
+        if COMPLETION in os.environ:
+            self._complete()
         words = sys.argv[1:] if arguments is None else list(arguments)
         for given in (
             *(word.replace("=", " ", 1) for word in words),
@@ -87,6 +92,21 @@ class FlagParser(argparse.ArgumentParser):
         if unknown:
             raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
         return values
+
+    def suggest(self, values: Mapping[str, Sequence[str]]) -> None:
+        """Complete the value of a flag, by its name without dashes, with these words in a shell."""
+        for action in self._actions:
+            if action.dest in values:
+                action.completer = _Completer(values[action.dest])  # type: ignore[attr-defined]
+
+    def _complete(self) -> None:
+        """Print the words that complete the command line of a shell, and exit.
+
+        Does nothing if argcomplete is not installed, which asks for it.
+        """
+        with suppress(ImportError):
+            completion = import_module("argcomplete")
+            completion.autocomplete(self, always_complete_options="long")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
@@ -143,6 +163,16 @@ def check_command_line(parse: Callable[[], object]) -> None:
             sys.exit(report(f"error: {error}", 2))
     exit_with(requirements_error(old_packages(), "too old"))
     require_address_space()
+
+
+class _Completer:
+    """The words that a flag takes, for argcomplete."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = words
+
+    def __call__(self, *, prefix: str, **_: object) -> list[str]:
+        return [word for word in self.words if word.startswith(prefix)]
 
 
 _HIDDEN: dict[str, Any] = {

@@ -2,12 +2,16 @@
 
 import argparse
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from utils import __version__
 from utils.flags import FlagParser, check_command_line
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -158,3 +162,39 @@ def test_valid_command_line_prints_nothing(parser, capsys, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     check_command_line(parser.read)
     assert capsys.readouterr() == ("", "")
+
+
+def completed(line: str, script: str, folder: Path) -> list[str]:
+    """Return the words that a shell with argcomplete offers at the end of a line."""
+    answer = folder / "answer"
+    variables = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = [sys.executable, str(ROOT / script)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return answer.read_text().split("\n")
+
+
+def test_shells_complete_flags_and_values(tmp_path):
+    pytest.importorskip("argcomplete")
+    for script in ("train.py", "val.py", "detect.py", "export.py"):
+        assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / script).read_text()[:1024]
+    assert completed("train.py --close", "train.py", tmp_path) == ["--close-mosaic"]
+    assert completed("train.py --optimizer Ad", "train.py", tmp_path) == ["Adam", "AdamW"]
+    assert "--evolve_population" not in completed("train.py --e", "train.py", tmp_path)
+    assert set(completed("detect.py --hide-", "detect.py", tmp_path)) == {
+        "--hide-conf",
+        "--hide-labels",
+    }
+
+
+def test_without_argcomplete_a_shell_gets_no_words(parser, monkeypatch):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    assert parser.read(["--epochs", "5"]).epochs == 5
