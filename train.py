@@ -214,8 +214,10 @@ from training import (
     freeze,
     memory_advice,
     nan_if_nonfinite,
+    next_steps,
     open_run,
     place_model,
+    recorded_end,
     refuse_mostly_skipped,
     set_training,
     start_model,
@@ -258,6 +260,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     log = RunLog(active=world.is_main)
     run = open_run(flags, world, log.say)
     requested = run.config  # the flags, or the settings of the run that is resumed
+    log.say(*describe_mode(world, shard=requested.shard))
     torch.manual_seed(requested.seed)  # every rank starts from the same weights
 
     # Data: both splits are read, and kept in data.labels, before time is spent on the model
@@ -360,7 +363,6 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     pictures_wanted = world.is_main and not cfg.noplots
     pictures = Pictures(run.folder, data.names, active=pictures_wanted, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
-    log.say(*describe_mode(world, shard=cfg.shard))
     val_images = counted(len(data.labels["val"]), f"val {data.unit}")
     log.say(
         f"{data.file}, {len(train_labels):,} train and {val_images} at {image_size} px; "
@@ -400,7 +402,8 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     )
 
     # Train
-    with checkpoints, trigger, advice:
+    recorded = recorded_end(run.folder, progress, active=world.is_main)
+    with recorded, checkpoints, trigger, advice:
         validation.finish_pending()  # that of a resumed run's last epoch
         if run.saved:
             checkpoints.restore_best(log.say, done=progress.finished(cfg.epochs))
@@ -449,6 +452,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     log.send(RunEnded(run.folder, metrics))
     best_ap = best.coco.stats["AP"]
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")
+    log.say(*next_steps(run.folder))
 
     epoch_starts = [sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
     steps = state.steps_between(epoch_starts)

@@ -35,6 +35,7 @@ from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from training import evaluation, state
 from training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
 from training.checkpoints.resume import find_last, resumed_config
+from training.checkpoints.status import FINISHED, RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from utils.distributed import session
@@ -405,6 +406,8 @@ def test_signal_during_evaluation_saves_resumable_checkpoint(attempt, straight, 
     assert attempt(1, "broken", *rare, at="0 after validation 2", by="SIGTERM") == [143]
     saved = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
     report = json.loads((tmp_path / "broken" / "preempted.json").read_text())
+    ended = json.loads((tmp_path / "broken" / "metrics.json").read_text())
+    assert (ended["status"], ended["reason"]) == ("interrupted", report["signal"])
     assert (report["epoch"], report["batch"]) == (saved["epoch"] + 1, saved["batch"])
     assert report["epoch"] == 3  # it trains while the second epoch is evaluated
     assert attempt(1, "broken", *rare) == [0]
@@ -459,7 +462,7 @@ def saved_run(folder: Path, *, best: int = 2, done: bool = True, **config: Any) 
     done.
     """
     (folder / "weights").mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").write_text("{}") if done else None
+    write_status(folder, FINISHED if done else RUNNING)
     made: dict[str, Any] = {
         name: kind() for name, kind in ENTRIES.items() if kind is not torch.Tensor
     }

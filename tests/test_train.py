@@ -137,7 +137,8 @@ def test_run_folder_contains_documented_files(start):
         "metrics/mAP_0.5:0.95,val/box_loss,val/obj_loss,val/cls_loss,lr"
     )
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics.keys() == {"last", "best"}
+    assert metrics.keys() == {"status", "last", "best"}
+    assert metrics["status"] == "finished"
     assert {"AP", "AP50", "APs", "AR100", "per_class"} <= metrics["best"].keys()
     report = json.loads((folder / "data_report.json").read_text())
     assert report["train"]["images"] == 8
@@ -323,7 +324,12 @@ def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
         "--epochs", "2", "--nosave", "--exist-ok"
     )  # the folder has best.pt of the other run, from epoch 3
     assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
-    assert "best.pt is from epoch 2:" in capsys.readouterr().out.splitlines()[-1]
+    *_, result, _, validate, detect, export = capsys.readouterr().out.splitlines()
+    assert "best.pt is from epoch 2:" in result
+    best = folder / "weights" / "best.pt"
+    assert validate == f"    python val.py --weights {best}"
+    assert detect == f"    python detect.py --weights {best} --source IMAGES"
+    assert export == f"    python export.py --weights {best} --include onnx"
     assert len(rows_of(folder)) == 2
 
 

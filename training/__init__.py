@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from training.batch_size.find import find_batch_size
     from training.checkpoints.manager import CheckpointManager
     from training.checkpoints.preemption import SaveTrigger
+    from training.checkpoints.status import recorded_end
     from training.compiled_loss import compile_loss
     from training.ema import EMA
     from training.evaluation import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         refuse_mostly_skipped,
     )
     from training.result_pictures import draw_results
+    from training.results import next_steps
     from training.run import Run, open_run
     from training.schedule import Schedule
     from training.start import place_model, start_model
@@ -48,6 +50,7 @@ __all__, __getattr__ = lazy_listing(
         "global_batch": ["GlobalBatch"],
         "checkpoints.manager": ["CheckpointManager"],
         "checkpoints.preemption": ["SaveTrigger"],
+        "checkpoints.status": ["recorded_end"],
         "compiled_loss": ["compile_loss"],
         "ema": ["EMA"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
@@ -62,6 +65,7 @@ __all__, __getattr__ = lazy_listing(
             "refuse_mostly_skipped",
         ],
         "result_pictures": ["draw_results"],
+        "results": ["next_steps"],
         "run": ["Run", "open_run"],
         "schedule": ["Schedule"],
         "start": ["place_model", "start_model"],

@@ -1,7 +1,9 @@
-"""An epoch's row in results.csv, and its line in the log."""
+"""An epoch's row in results.csv, its line in the log, and the last lines of a run."""
 
 import math
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 METRICS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 SHORT = dict(zip(METRICS, ("P", "R", "mAP50", "mAP50-95"), strict=True))
@@ -43,3 +45,20 @@ def epoch_line(row: Mapping[str, float], epochs: int) -> str:
     width = len(str(epochs))
     epoch = f"{row['epoch']:>{width}}/{epochs}"
     return f"{epoch}  {' '.join(losses)}  {' '.join(metrics)}"
+
+
+def next_steps(folder: Path) -> list[str]:
+    """Return the lines that say what to do after a run, with its paths filled in.
+
+    >>> next_steps(Path("runs/train/my exp"))[1]
+    "    python val.py --weights 'runs/train/my exp/weights/best.pt'"
+    """
+    best = shlex.quote(str(folder / "weights" / "best.pt"))
+    report = folder / "report.html"
+    see = f"look at {report}, or " if report.exists() else ""
+    return [
+        f"next: {see}validate, detect or export:",
+        f"    python val.py --weights {best}",
+        f"    python detect.py --weights {best} --source IMAGES",
+        f"    python export.py --weights {best} --include onnx",
+    ]

@@ -20,7 +20,6 @@ from training.checkpoints.contents import (
 from training.checkpoints.manager import PREEMPTED
 from training.checkpoints.restart import (
     MARKS,
-    METRICS,
     PreviousAttempt,
     find_previous_attempt,
 )
@@ -31,6 +30,7 @@ from training.checkpoints.resume import (
     resumed_config,
     run_folder,
 )
+from training.checkpoints.status import FINISHED, RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
@@ -45,8 +45,6 @@ from utils.files.folders import new_run_folder, remove_partial_files, require_wr
 from utils.files.writers import write_json, write_yaml
 from utils.log import Say
 from utils.printable import counted
-
-HOW_IT_ENDED = (METRICS, PREEMPTED)  # files of a run folder that say how the run ended
 
 
 @dataclass
@@ -212,8 +210,8 @@ class Run:
         self._lock = lock_folder(self.folder)
         (self.folder / "weights").mkdir(exist_ok=True)
         remove_partial_files(self.folder)
-        for name in HOW_IT_ENDED:
-            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / PREEMPTED).unlink(missing_ok=True)
+        write_status(self.folder, RUNNING)
 
         write_yaml(self.folder / SETTINGS, self.config.as_dict())
         write_hyp(self.folder / "hyp.yaml", self.config.optimizer, self.hyp)
@@ -237,9 +235,9 @@ class Run:
             say(advice)
 
     def close_folder(self, metrics: dict[str, Any]) -> None:
-        """Write metrics.json, which marks the run as done, and unlock the folder."""
+        """Write metrics.json, with the status "finished", and unlock the folder."""
         if self.world.is_main:
-            write_json(self.folder / METRICS, metrics)
+            write_status(self.folder, FINISHED, **metrics)
             self._lock.release()
 
 

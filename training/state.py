@@ -23,7 +23,7 @@ from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizer, check_state, match_strides, restored_group
 from training.progress import EpochLosses, RunProgress
 from training.schedule import Schedule
-from utils.distributed.devices import describe, random_state, set_random_state
+from utils.distributed.devices import random_state, set_random_state
 from utils.distributed.modes import build_replica, synchronize_if_asked
 from utils.distributed.precision import autocast_for, weights_dtype
 from utils.distributed.replica import Model, Replica, running_statistics, sync_buffers
@@ -122,7 +122,7 @@ class TrainState(Generic[Model]):
         return [*running_statistics(self.replica.model), *running_statistics(self.ema.model)]
 
     def describe(self, batches: int, optimizer: str) -> str:
-        """Return device, precision, batch size, optimizer and learning rate as text.
+        """Return precision, batch size, optimizer and learning rate as text.
 
         batches: number of batches in an epoch. optimizer: its name.
         """
@@ -132,8 +132,7 @@ class TrainState(Generic[Model]):
             batch += f" ({self.batch.per_process} in each of {self.world.size} processes)"
         accumulate = min(self.batch.accumulate, batches)
         return (
-            f"{describe(self.world.device)}, {precision}; {batch}, "
-            f"batches per optimizer step: {accumulate}; "
+            f"{precision}; {batch}, batches per optimizer step: {accumulate}; "
             f"{optimizer}, learning rate {self.schedule.lr0:g}"
         )
 

@@ -27,6 +27,7 @@ from tests.support.small_run import (
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from training import run as run_module
 from training.checkpoints.restart import MARKS, launcher_mark
+from training.checkpoints.status import FINISHED, write_status
 from training.run import open_run
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
@@ -309,7 +310,7 @@ def test_restarted_run_without_checkpoint_begins_again_in_its_folder(tmp_path, m
 def test_restarted_run_that_is_done_exits(tmp_path, monkeypatch):
     saved_run(tmp_path / "exp")
     mark_run(tmp_path / "exp", monkeypatch)
-    (tmp_path / "exp" / "metrics.json").write_text("{}")
+    write_status(tmp_path / "exp", FINISHED)
     with pytest.raises(SystemExit) as ended:
         opened(TrainConfig(project=str(tmp_path)))
     assert ended.value.code == 0
@@ -438,13 +439,17 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
             "args.yaml",
             "hyp.yaml",
             "data_report.json",
+            "metrics.json",
         }
         assert (run.folder / "weights").is_dir()
         assert yaml.safe_load((run.folder / "args.yaml").read_text()) == run.config.as_dict()
         assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
         assert json.loads((run.folder / "data_report.json").read_text()) == {"train": {"images": 3}}
         run.close_folder({"best": 0.5})
-        assert json.loads((run.folder / "metrics.json").read_text()) == {"best": 0.5}
+        assert json.loads((run.folder / "metrics.json").read_text()) == {
+            "status": "finished",
+            "best": 0.5,
+        }
 
 
 def test_run_names_the_yaml_that_was_written_for_its_data(tmp_path):
@@ -470,7 +475,9 @@ def test_resumed_run_reopens_its_folder_and_is_not_marked_as_done(tmp_path):
         "args.yaml",
         "hyp.yaml",
         "data_report.json",
+        "metrics.json",
     }
+    assert json.loads((run.folder / "metrics.json").read_text()) == {"status": "running"}
     assert yaml.safe_load((run.folder / "args.yaml").read_text())["epochs"] == 9
     assert not (tmp_path / "other").exists()
     run.close_folder({})
@@ -492,8 +499,8 @@ def test_folder_is_locked_while_files_are_written(tmp_path, monkeypatch):
     run = new_run(tmp_path)
     run.open_folder(FakeData(), never)
     run.close_folder({})
-    settings = {"args.yaml", "hyp.yaml", "data_report.json"}
-    assert found == [{RUN_MARK}, settings | {RUN_MARK, "metrics.json"}]
+    settings = {"args.yaml", "hyp.yaml", "data_report.json", "metrics.json"}
+    assert found == [{RUN_MARK}, settings | {RUN_MARK}]
 
 
 def test_folder_that_another_run_has_locked_does_not_change(tmp_path, monkeypatch):
@@ -535,9 +542,8 @@ def test_only_rank_0_writes_into_the_folder_and_all_ranks_know_it(tmp_path, monk
 
     folder = tmp_path / "0" / "exp"
     assert run_ranks([partial(run, world) for world in worlds], worlds) == [folder] * 2
-    assert written == [
-        folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json", "metrics.json")
-    ]
+    assert written == [folder / name for name in ("args.yaml", "hyp.yaml", "data_report.json")]
+    assert json.loads((folder / "metrics.json").read_text())["status"] == "finished"
     assert not (tmp_path / "1").exists()
 
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.checkpoints.status import is_done
 from utils.distributed.world import World
 from utils.files.folders import newest_first
 
 MARKS = "launchers.json"
-METRICS = "metrics.json"  # written when a run is done
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,3 @@ def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
             if is_ours and (done or not is_done(run)):
                 return str(run)
     return ""
-
-
-def is_done(run: Path) -> bool:
-    """Return whether a run is done."""
-    return (run / METRICS).exists()

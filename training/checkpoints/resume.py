@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.checkpoints.contents import Checkpoint, refuse_damaged
-from training.checkpoints.restart import is_done
+from training.checkpoints.status import is_done
 from training.early_stopping import EarlyStopping
 from training.settings.config import LISTS, TrainConfig, flag
 from utils.files.folders import data_of_run, newest_first

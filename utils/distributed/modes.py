@@ -1,10 +1,12 @@
 """Choose the parallel mode: one process, DataParallel, DistributedDataParallel or sharded."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from utils.distributed.devices import describe
 from utils.distributed.precision import choose_precision
 from utils.distributed.replica import DistributedReplica, Model, Replica
 from utils.distributed.sync_bn import synchronize_batch_norm
@@ -68,8 +70,14 @@ def agree_on_precision(wanted: str, world: World, *, sharded: bool) -> torch.dty
 
 
 def describe_mode(world: World, *, shard: bool) -> list[str]:
-    """Return lines about the parallel mode, for the log at the start of a run."""
-    lines = []
+    """Return lines about devices and parallel mode, for the log at the start. A collective."""
+    used = [describe(device) for device in world.devices or (world.device,)]
+    everywhere = Counter(name for names in world.all_gather_object(used) for name in names)
+    devices = []
+    for name, count in everywhere.items():
+        devices.append(name if count == 1 else f"{count} x {name}")
+    lines = [f"devices: {'; '.join(devices)}" if len(devices) > 1 else f"device: {devices[0]}"]
+
     if shard and world.size > 1:
         lines.append(
             "experimental: weights, gradients and optimizer state are sharded over the processes"

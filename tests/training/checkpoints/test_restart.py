@@ -23,6 +23,7 @@ from tests.support.launching import (
 )
 from tests.support.processes import draw_data
 from training.checkpoints.restart import MARKS, find_own_run, launcher_mark
+from training.checkpoints.status import FINISHED, write_status
 from utils.distributed import session
 from utils.files import checkpoint_file
 
@@ -51,7 +52,7 @@ def make_run(run: Path, marks: object, *, done: bool = False, age_s: float = 0) 
     file.write_text(marks if isinstance(marks, str) else json.dumps(marks))
     os.utime(file, (time.time() - age_s,) * 2)
     if done:
-        (run / "metrics.json").write_text("{}")
+        write_status(run, FINISHED)
     return run
 
 

@@ -1,0 +1,65 @@
+"""The status in metrics.json: running, finished, interrupted or failed with the reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.checkpoints.preemption import PreemptedExit
+from training.checkpoints.status import FINISHED, RUNNING, is_done, recorded_end, write_status
+from training.progress import RunProgress
+from utils.terminal import EndedBySignalError
+
+
+class Progress(RunProgress):
+    """Of a run whose last validated epoch has this AP."""
+
+    def __init__(self) -> None:
+        self.metrics = {"AP": 0.5}
+
+
+def end_with(folder: Path, error: BaseException, *, active: bool = True) -> None:
+    with pytest.raises(type(error)), recorded_end(folder, Progress(), active=active):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted", "SIGINT"),
+        (EndedBySignalError(15), "interrupted", "SIGTERM"),
+        (PreemptedExit(128 + 10), "interrupted", "SIGUSR1"),
+        (ValueError("lr0 is\n nan"), "failed", "lr0 is nan"),
+        (RuntimeError(), "failed", "RuntimeError"),
+    ],
+)
+def test_the_end_of_a_run_is_recorded_with_its_reason(tmp_path, error, status, reason):
+    end_with(tmp_path, error)
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == {"status": status, "reason": reason, "last": {"AP": 0.5}}
+    assert not is_done(tmp_path)
+
+
+def test_nothing_is_recorded_by_other_ranks_or_without_an_error(tmp_path):
+    end_with(tmp_path, ValueError("a"), active=False)
+    with recorded_end(tmp_path, Progress(), active=True):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_raised_on_although_its_folder_is_gone(tmp_path):
+    end_with(tmp_path / "gone", ValueError("a"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"status": "running"}', "{}", '"finished"', "\xff"])
+def test_a_run_without_the_status_finished_is_not_done(tmp_path, text):
+    assert not is_done(tmp_path)
+    (tmp_path / "metrics.json").write_text(text, encoding="latin-1")
+    assert not is_done(tmp_path)
+
+
+def test_a_finished_run_is_done(tmp_path):
+    write_status(tmp_path, RUNNING)
+    assert not is_done(tmp_path)
+    write_status(tmp_path, FINISHED, best={"AP": 0.5})
+    assert is_done(tmp_path)
