@@ -203,6 +203,7 @@ from training import (
     NonFiniteError,
     Run,
     SaveTrigger,
+    StepReports,
     TrainState,
     build_train_state,
     compile_loss,
@@ -225,7 +226,6 @@ from training import (
 from training.settings.groups import augmentation, loss_gains, schedule
 from training.settings.recipe import TrainedWeights
 from utils.distributed import (
-    AsyncHostCopy,
     World,
     agree_on_precision,
     compile_model,
@@ -240,15 +240,13 @@ from utils.distributed import (
 )
 from utils.files import cache_folder
 from utils.images import fit_to_stride, round_up_to_stride
-from utils.log import RunEnded, RunLog, RunStarted, Say
+from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted, Say
 from utils.metrics import Evaluation, class_table
 from utils.plots import Pictures
 from utils.printable import counted
 from utils.progress import Progress
 from utils.terminal import run_and_exit
 from utils.threads import BackgroundTask
-
-FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
 
 def main(flags: TrainConfig, world: World) -> Evaluation:
@@ -422,6 +420,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
                     criterion,
                     checkpoints,
                     trigger.all_reduce_sum,
+                    log,
                     title=f"{epoch + 1}/{cfg.epochs}",
                     scale=MultiScale(cfg.seed, stride) if cfg.multi_scale else None,
                     pictures=pictures if epoch == 0 else None,
@@ -446,6 +445,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
 
     # Results
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
+    log.send(EvaluationEnded(run.folder, best, data.names, best_epoch))
     draw_results(pictures, best, loaders.val)
     metrics = {"last": progress.metrics, "best": best.as_dict(data.names)}
     run.close_folder(metrics)
@@ -470,6 +470,7 @@ def train_one_epoch(
     criterion: Loss,
     checkpoints: CheckpointManager,
     all_reduce_sum: Callable[[Tensor], Tensor],
+    log: RunLog,
     *,
     title: str,
     scale: MultiScale | None = None,
@@ -482,6 +483,7 @@ def train_one_epoch(
     Args:
         checkpoints: saves within the epoch, if it is due.
         all_reduce_sum: sums the loss's counts over all processes.
+        log: receives the losses so far, now and then.
         title: of the progress bar.
         scale: resizes the images.
         pictures: draws the first batches.
@@ -501,10 +503,13 @@ def train_one_epoch(
     skipped_before = guard.skipped
     searched_before = guard.searched
 
-    # The bar shows losses that were copied in the meantime, so that no step waits for the device.
+    # The bar and the log show losses that were copied in the meantime, so that no step waits for
+    # the device.
     bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
-    fetch_every = 1 if world.device.type == "cpu" else FETCH_EVERY
-    host_sums = AsyncHostCopy(world.device)
+    reports = StepReports(
+        losses_of_epoch, state.schedule, log, epoch=sampler.epoch, first_batch=first_batch
+    )
+    checkpoints.before_save = reports.flush
 
     for number, batch in enumerate(bar, sampler.first_batch):
         batch_of_run = first_batch + number
@@ -529,6 +534,11 @@ def train_one_epoch(
             loss_gradient = nan_if_nonfinite(loss)
             state.scaler.scale(loss).backward(loss_gradient)
         losses_of_epoch.add(losses)
+        for means in reports.add(number):
+            trained_images = (number + 1 - sampler.first_batch) * sampler.batch_size
+            texts = [f"{name} {value:.4f}" for name, value in means.items()]
+            pace_texts = bar.pace_texts(trained_images, memory_gib(world.device))
+            bar.show([*texts, *pace_texts])
 
         if steps_now:
             state.step()  # clips the gradients; all ranks skip the step if they are not finite
@@ -541,14 +551,7 @@ def train_one_epoch(
                 )
             checkpoints.after_step(number + 1)
 
-        if number % fetch_every == 0:
-            trained_images = (number + 1 - sampler.first_batch) * sampler.batch_size
-            for sums in host_sums.push(losses_of_epoch.sums):  # the copies that have arrived
-                means = losses_of_epoch.running_means(sums)
-                texts = [f"{name} {value:.4f}" for name, value in means.items()]
-                pace_texts = bar.pace_texts(trained_images, memory_gib(world.device))
-                bar.show([*texts, *pace_texts])
-
+    reports.flush()
     state.progress.batch = sampler.batches_in(sampler.epoch)
 
     # What the log says about the epoch, or about the part of it after a resume.

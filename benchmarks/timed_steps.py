@@ -28,6 +28,7 @@ from utils.distributed.host_copies import to_device
 from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.torch_compile import compile_model
 from utils.distributed.world import World
+from utils.log import RunLog
 from utils.progress import Progress
 from utils.threads import BackgroundTask
 
@@ -210,6 +211,7 @@ def train_through(
             criterion,
             checkpoints,
             trigger.all_reduce_sum,
+            RunLog(active=False),
             title="",
             pictures=watched,
         )

@@ -22,6 +22,7 @@ import benchmarks.steps.operations
 import train
 import training.checkpoints.preemption
 import training.nonfinite
+import training.progress
 import training.state
 import training.validation
 from benchmarks.steps.operations import host_waits, operations, profiled_step, roots
@@ -129,7 +130,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         return use_fused(real_optimizer(*args, **kwargs))
 
-    for module in (train, training.nonfinite, training.checkpoints.preemption):
+    for module in (training.progress, training.nonfinite, training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr(Loader, "__iter__", loading)
     monkeypatch.setattr(train, "train_one_epoch", epoch)

@@ -19,6 +19,7 @@ from torch.nn import Conv2d
 import train
 import training.checkpoints.preemption
 import training.nonfinite
+import training.progress
 import training.state
 from data import Augmentation, Loader, build_train_loader
 from data.base_images import DecodedImages
@@ -54,7 +55,7 @@ from training.state import build_train_state
 from utils.distributed.host_copies import to_device
 from utils.distributed.replica import Replica, running_statistics
 from utils.distributed.world import World
-from utils.log import say_nothing
+from utils.log import RunLog, say_nothing
 from utils.threads import BackgroundTask
 
 SIDE = 64
@@ -262,6 +263,7 @@ class Epoch:
                 self.criterion,
                 checkpoints,
                 trigger.all_reduce_sum,
+                RunLog(active=False),
                 title="",
                 scale=self.scale,
             )
@@ -291,7 +293,7 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace collectives and host copies, since there is only this process; the meta device has no
     autocast.
     """
-    for module in (train, training.nonfinite, training.checkpoints.preemption):
+    for module in (training.progress, training.nonfinite, training.checkpoints.preemption):
         monkeypatch.setattr(module, "AsyncHostCopy", NeverReadyHostCopy)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     monkeypatch.setattr("torch.distributed.broadcast", lambda *_: None)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         nan_if_nonfinite,
         refuse_mostly_skipped,
     )
+    from training.progress import StepReports
     from training.result_pictures import draw_results
     from training.results import next_steps
     from training.run import Run, open_run
@@ -64,6 +65,7 @@ __all__, __getattr__ = lazy_listing(
             "nan_if_nonfinite",
             "refuse_mostly_skipped",
         ],
+        "progress": ["StepReports"],
         "result_pictures": ["draw_results"],
         "results": ["next_steps"],
         "run": ["Run", "open_run"],

@@ -1,6 +1,7 @@
 """The progress of a run: epochs, batches, losses so far, rows of results.csv, early stopping."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,7 +11,12 @@ from torch import Tensor
 
 from training.checkpoints.contents import Checkpoint, PendingEpoch
 from training.early_stopping import EarlyStopping
+from training.schedule import Schedule
+from utils.distributed.host_copies import AsyncHostCopy
 from utils.distributed.world import World
+from utils.log import RunLog, StepsEnded
+
+FETCH_EVERY = 20  # batches between copies of the losses from a GPU to the host
 
 
 class EpochLosses:
@@ -70,6 +76,63 @@ class EpochLosses:
             rows = torch.zeros(self.world.size, len(self.sums)).double()
             rows[0] = torch.cat([sums, batch_counts])
         self.sums.copy_(rows[self.world.rank].to(self.sums.dtype))
+
+
+class StepReports:
+    """Sends the mean losses of an epoch so far to the log, and never waits for the device.
+
+    A GPU's losses arrive some batches later (AsyncHostCopy). `flush` waits for those on their way:
+    call it at the end of the epoch and before a save, which wait for the device in any case. So
+    the batches that are reported do not depend on where a run was interrupted.
+
+    Args:
+        losses: the sums of the epoch.
+        schedule: gives the learning rate of a batch.
+        log: receives a StepsEnded for each report.
+        epoch: counted from 0.
+        first_batch: number of the epoch's first batch in the run, from 0.
+    """
+
+    def __init__(
+        self,
+        losses: EpochLosses,
+        schedule: Schedule,
+        log: RunLog,
+        *,
+        epoch: int,
+        first_batch: int,
+    ) -> None:
+        self.losses = losses
+        self.schedule = schedule
+        self.log = log
+        self.epoch = epoch
+        self.first_batch = first_batch
+        device = losses.world.device
+        self.every = 1 if device.type == "cpu" else FETCH_EVERY
+        self._copies = AsyncHostCopy(device)
+        self._on_their_way: deque[int] = deque()  # batches of the run
+
+    def add(self, number: int) -> list[dict[str, float]]:
+        """Report the losses up to a batch of the epoch, numbered from 0, if it is due.
+
+        Returns the mean of each term, for each copy that has arrived: one at most.
+        """
+        if number % self.every:
+            return []
+        self._on_their_way.append(self.first_batch + number)
+        arrived = self._copies.push(self.losses.sums)
+        return [self._report(self.losses.running_means(sums)) for sums in arrived]
+
+    def flush(self) -> None:
+        """Wait for the copies on their way and report them."""
+        for sums in self._copies.drain():
+            self._report(self.losses.running_means(sums))
+
+    def _report(self, means: dict[str, float]) -> dict[str, float]:
+        batch = self._on_their_way.popleft()
+        lr = self.schedule.lr(batch)
+        self.log.send(StepsEnded(batch + 1, self.epoch + 1, means, lr))
+        return means
 
 
 @dataclass

@@ -10,11 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from utils.files.writers import write_csv
 from utils.printable import printable
 from utils.terminal import print_lines
+
+if TYPE_CHECKING:
+    from utils.metrics.evaluation import Evaluation
 
 Row = dict[str, float]
 Say = Callable[[str], None]  # prints one line for the user
@@ -46,6 +49,16 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
+class StepsEnded:
+    """Some more batches of an epoch are trained."""
+
+    step: int  # trained batches of the run so far
+    epoch: int  # the one that they are part of, counted from 1
+    losses: dict[str, float]  # mean of each term over the epoch so far, estimated on this process
+    lr: float  # learning rate of the last of these batches
+
+
+@dataclass(frozen=True)
 class EpochEnded:
     """An epoch of training, and its validation if one is due, has ended."""
 
@@ -63,6 +76,16 @@ class ImageWritten:
 
 
 @dataclass(frozen=True)
+class EvaluationEnded:
+    """The final weights of a training, or those of val.py, were evaluated."""
+
+    folder: Path
+    evaluation: "Evaluation"
+    names: Sequence[str]  # of the classes
+    epoch: int  # of the weights, counted from 1; 0 if it is not known
+
+
+@dataclass(frozen=True)
 class RunEnded:
     """The run has finished."""
 
@@ -70,7 +93,7 @@ class RunEnded:
     metrics: dict[str, Any]  # the content of metrics.json
 
 
-Event = Message | RunStarted | EpochEnded | ImageWritten | RunEnded
+Event = Message | RunStarted | StepsEnded | EpochEnded | ImageWritten | EvaluationEnded | RunEnded
 
 
 class Sink(Protocol):

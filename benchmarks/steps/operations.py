@@ -36,9 +36,9 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import train
 import training.checkpoints.preemption
 import training.nonfinite
+import training.progress
 import training.state
 from benchmarks.report import table_row
 from benchmarks.timed_steps import Setting, fixed_batches, train_through
@@ -76,7 +76,7 @@ def as_on_a_gpu() -> Iterator[None]:
     """Use fused optimizers, a GPU's indexing, and copies to the host that are not ready at once."""
     with ExitStack() as patches:
         patches.enter_context(patch.object(anchor_based, "_rows_at", operator.getitem))
-        for module in (train, training.nonfinite, training.checkpoints.preemption):
+        for module in (training.progress, training.nonfinite, training.checkpoints.preemption):
             patches.enter_context(patch.object(module, "AsyncHostCopy", NeverReadyHostCopy))
 
         def fused(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:

@@ -63,6 +63,9 @@ class CheckpointManager:
         self.last = folder / "weights" / "last.pt"
         self.best = folder / "weights" / "best.pt"
 
+        # Called before each save, by all processes.
+        self.before_save: Callable[[], None] = lambda: None
+
         # Whether last.pt is of this run: resumed, or written since.
         self._saved = self.progress.epoch + self.progress.batch > 0
         self._last_before = file_state(self.last)  # an earlier run may have left a last.pt here
@@ -253,6 +256,7 @@ class CheckpointManager:
 
     def _entries(self) -> dict[str, Any]:
         """Return the entries of last.pt. A collective."""
+        self.before_save()
         return self.state.checkpoint(self.description).as_dict()
 
     def _continue_or_exit(self, signal_name: str) -> None:
