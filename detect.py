@@ -207,7 +207,8 @@ from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
 from utils.files.folders import new_run_folder, require_writable
 from utils.images.detections import Frame, ImageDetections
-from utils.log import RunLog, TerminalSink
+from utils.log import RunLog
+from utils.loggers.terminal_lines import TerminalSink
 from utils.outputs import Outputs, open_outputs
 from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display

@@ -38,6 +38,7 @@ from training.settings.config import CHOICES, LISTS, OPTIMIZER_CHOICES, TrainCon
 from training.settings.hyperparameters import Hyp
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
+from utils.loggers.registry import LOGGERS
 from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 
@@ -166,6 +167,10 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add(
         "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
     )
+    add("--entity", help="account of Weights & Biases that gets the run (default: yours)")
+    add("--loggers", nargs="*", help="names of loggers: instead of the following flags")
+    for name, logger in LOGGERS.items():
+        add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
     parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES})
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
@@ -241,6 +246,7 @@ from utils.distributed import (
 from utils.files import cache_folder
 from utils.images import fit_to_stride, round_up_to_stride
 from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted, Say
+from utils.loggers.sink import open_loggers
 from utils.metrics import Evaluation, class_table
 from utils.plots import Pictures
 from utils.printable import counted
@@ -252,12 +258,17 @@ from utils.threads import BackgroundTask
 def main(flags: TrainConfig, world: World) -> Evaluation:
     """Train with the settings in flags; return the evaluation of the best checkpoint.
 
-    This is the complete training procedure, from top to bottom. Raises NonFiniteError, after
-    everything is written, if most optimizer steps were skipped.
+    Raises NonFiniteError, after everything is written, if most optimizer steps were skipped.
     """
-    log = RunLog(active=world.is_main)
+    with RunLog(active=world.is_main) as log:
+        return train(flags, world, log)
+
+
+def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
+    """Do what `main` does: this is the complete training procedure, from top to bottom."""
     run = open_run(flags, world, log.say)
     requested = run.config  # the flags, or the settings of the run that is resumed
+    loggers = open_loggers(requested.loggers, log, account=requested.entity)
     log.say(*describe_mode(world, shard=requested.shard))
     torch.manual_seed(requested.seed)  # every rank starts from the same weights
 
@@ -357,7 +368,17 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
 
     # The run folder: created only after all checks have passed
     run.open_folder(data, log.say)
-    log.send(RunStarted(run.folder, cfg.as_dict(), hyp.as_dict(), progress.results))
+    log.send(
+        RunStarted(
+            run.folder,
+            cfg.as_dict(),
+            hyp.as_dict(),
+            progress.results,
+            step=sampler.batches_before(progress.epoch) + progress.batch,
+            images=len(train_labels),
+            recorded=progress.recorded if run.saved else None,
+        )
+    )
     pictures_wanted = world.is_main and not cfg.noplots
     pictures = Pictures(run.folder, data.names, active=pictures_wanted, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
@@ -381,6 +402,7 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
         background,
         final_only=cfg.nosave,
         period=cfg.save_period,
+        loggers=loggers,
     )
     validation = EpochValidation(
         state,
@@ -448,8 +470,8 @@ def main(flags: TrainConfig, world: World) -> Evaluation:
     log.send(EvaluationEnded(run.folder, best, data.names, best_epoch))
     draw_results(pictures, best, loaders.val)
     metrics = {"last": progress.metrics, "best": best.as_dict(data.names)}
-    run.close_folder(metrics)
     log.send(RunEnded(run.folder, metrics))
+    run.close_folder(metrics)
     best_ap = best.coco.stats["AP"]
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")
     log.say(*next_steps(run.folder))

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
+from utils.loggers.registry import LOGGERS
 from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
 
@@ -131,6 +132,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         default="",
         help="folder for cached labels (default: the user's cache folder)",
     )
+    for name, logger in LOGGERS.items():
+        help_text = logger.help.replace("log to", "log the result to")
+        add(f"--{name}", dest="loggers", action="append_const", const=name, help=help_text)
     parser.refuse(NOT_IN_VAL)
     parser.hint(HINTS)
     launch, values = read_launch(parser, arguments)
@@ -188,7 +192,9 @@ from utils.distributed import (
 from utils.files import checkpoint_file, new_run_folder
 from utils.files.folders import require_writable
 from utils.files.writers import write_json
-from utils.log import RunLog
+from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted
+from utils.loggers.sink import open_loggers
+from utils.loggers.terminal_lines import TerminalSink
 from utils.metrics import (
     Evaluation,
     class_table,
@@ -207,10 +213,16 @@ def main(args: Namespace, world: World) -> Evaluation:
     Raises ValueError for a flag that is out of range, and where open_dataset, Dataset.read and
     load_detector do.
     """
+    with RunLog(active=world.is_main, sinks=[TerminalSink()]) as log:
+        return evaluate(args, world, log)
+
+
+def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
+    """Do what `main` does, from top to bottom."""
     check_flags(args)
     same_everywhere = {name: value for name, value in vars(args).items() if name not in PER_MACHINE}
     world.require_same("the command line", same_everywhere)
-    log = RunLog(active=world.is_main)
+    open_loggers(args.loggers or (), log)
     if world.is_main:
         require_writable(Path(args.project), "--project")
 
@@ -271,6 +283,7 @@ def main(args: Namespace, world: World) -> Evaluation:
         ring_bytes=ring_budget(world.local_size),
         say=log.say,
     )
+    log.send(RunStarted(folder, config=vars(args), hyp={}, rows=[]))
     device = describe(world.device)
     log.say(f"{', '.join(paths)} on {' '.join(data)}, {split} split, {image_size} px, {device}")
 
@@ -291,11 +304,14 @@ def main(args: Namespace, world: World) -> Evaluation:
     log.table(class_table(result, dataset.names, verbose=every_class))
     log.table(format_summary(result.coco.stats))
     log.say(f"{result.describe_times()} per {dataset.unit}, in batches of {args.batch_size}")
-    draw_results(Pictures(folder, dataset.names, active=world.is_main), result, loader)
+    log.send(EvaluationEnded(folder, result, dataset.names))
+    pictures = Pictures(folder, dataset.names, active=world.is_main, written=log.image_written)
+    draw_results(pictures, result, loader)
     if world.is_main:
         pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
         if pycocotools_summary:
             log.table(pycocotools_summary)
+    log.send(RunEnded(folder, result.as_dict(dataset.names)))
     log.say(f"results written to {folder}")
     world.wait_for_main()
     return result

@@ -115,12 +115,13 @@ ALLOWED_UTILS_IMPORTS = {
     "": {""},
     "files": {"", "files"},
     "images": {"", "images"},
+    "loggers": {"", "files", "metrics", "loggers"},
     "distributed": {"", "files", "distributed"},
     "metrics": {"", "files", "images", "metrics"},
     "outputs": {"", "files", "images", "metrics", "plots", "outputs"},
     "plots": {"", "files", "images", "plots"},
 }
-ALLOWED_TO_LOG = {"", "files", "metrics"}  # log.py names the types of its events
+ALLOWED_TO_LOG = {"", "metrics", "loggers"}  # types of events, and the sinks that all scripts have
 
 
 def package_of(file: Path) -> str:

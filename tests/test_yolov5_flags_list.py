@@ -22,7 +22,7 @@ TRAIN = """
 --cache disk | --image-weights | --device cpu | --device 0 | --device 0,1,2 | --device mps | --multi-scale
 --single-cls | --optimizer Adam | --optimizer AdamW | --sync-bn | --workers 2 | --project p | --name n | --exist-ok
 --quad | --cos-lr | --label-smoothing 0.1 | --patience 7 | --freeze 10 | --freeze 0 1 2 | --save-period 5 | --seed 1
---local_rank 0 | --entity e | --upload_dataset | --upload_dataset val | --bbox_interval -1 | --bbox_interval 5
+--local_rank 0 | --entity e --wandb | --upload_dataset | --upload_dataset val | --bbox_interval -1 | --bbox_interval 5
 --artifact_alias latest
 """  # noqa: E501
 VAL = """
@@ -54,7 +54,7 @@ REFUSED = {
     "detect": yolov5_flags.NOT_IN_DETECT,
     "export": yolov5_flags.NOT_IN_EXPORT,
 }
-OTHER_PROGRAMS = {"--timingCacheFile", "--memPoolSize"}  # of trtexec
+OTHER_PROGRAMS = {"--timingCacheFile", "--memPoolSize", "--type"}  # of trtexec and wandb
 LINES = [
     (script, line.strip())
     for script, lines in LISTS.items()

@@ -149,6 +149,7 @@ class RunProgress:
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation
     results: list[dict[str, float]] = field(default_factory=list)  # rows of results.csv
     pending: PendingEpoch | None = None
+    recorded: int = 0  # records of the loggers' journal, see utils/loggers/journal.py
     epoch_start: float = field(default_factory=time.perf_counter)  # start of the epoch
 
     def end_epoch(self, pace: str, lr: float) -> None:
@@ -205,6 +206,7 @@ class RunProgress:
             "metrics": self.metrics,
             "results": self.results,
             "pending": asdict(self.pending) if self.pending else {},
+            "recorded": self.recorded,
         }
 
     def load(self, saved: Checkpoint) -> None:
@@ -216,6 +218,7 @@ class RunProgress:
         self.early_stopping.load_state_dict(saved.best)
         self.metrics = saved.metrics
         self.results = saved.results
+        self.recorded = saved.recorded
         self.pending = saved.pending_epoch()
         if self.pending is not None:
             self._check_losses(self.pending.losses)

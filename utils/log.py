@@ -1,20 +1,10 @@
-"""Events of a run, and the sinks that receive them: the terminal, results.csv, further loggers.
+"""Events of a run, and the log that sends them to sinks on rank 0: see utils/loggers/."""
 
-To add a logger, write a class with a method `handle(event)` and pass it to RunLog together with the
-existing sinks. It receives events on rank 0 only.
-"""
-
-import shutil
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from utils.files.writers import write_csv
-from utils.printable import printable
-from utils.terminal import print_lines
 
 if TYPE_CHECKING:
     from utils.metrics.evaluation import Evaluation
@@ -46,6 +36,9 @@ class RunStarted:
     config: dict[str, Any]
     hyp: dict[str, float]
     rows: Sequence[Row]  # of results.csv; in a resumed run those of the previous epochs
+    step: int = 0  # batches that are trained
+    images: int = 0  # of an epoch
+    recorded: int | None = None  # RunProgress.recorded of a resumed run; None: a new one
 
 
 @dataclass(frozen=True)
@@ -82,18 +75,34 @@ class EvaluationEnded:
     folder: Path
     evaluation: "Evaluation"
     names: Sequence[str]  # of the classes
-    epoch: int  # of the weights, counted from 1; 0 if it is not known
+    epoch: int = 0  # of the weights, counted from 1; 0 if it is not known
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run has finished."""
+    """The run has finished; `metrics` is not written yet, so it can still be resumed."""
 
     folder: Path
     metrics: dict[str, Any]  # the content of metrics.json
 
 
-Event = Message | RunStarted | StepsEnded | EpochEnded | ImageWritten | EvaluationEnded | RunEnded
+@dataclass(frozen=True)
+class LogClosed:
+    """The last event, however the run has ended."""
+
+    status: str  # finished, interrupted or failed
+
+
+Event = (
+    Message
+    | RunStarted
+    | StepsEnded
+    | EpochEnded
+    | ImageWritten
+    | EvaluationEnded
+    | RunEnded
+    | LogClosed
+)
 
 
 class Sink(Protocol):
@@ -102,63 +111,37 @@ class Sink(Protocol):
     def handle(self, event: Event) -> None: ...
 
 
-class TerminalSink:
-    """Prints messages and one line per epoch."""
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, Message):
-            text = event.text if event.table else printable(event.text)
-            print_lines(text)
-        elif isinstance(event, EpochEnded):
-            text = printable(event.text)
-            if sys.stdout is not None and sys.stdout.isatty():
-                text = wrap_groups(text, shutil.get_terminal_size().columns)
-            print_lines(text)
-
-
-def wrap_groups(text: str, width: int) -> str:
-    """Return the text as lines of at most `width` columns, if its groups allow that.
-
-    Groups are separated by two spaces, and are not broken.
-
-    >>> wrap_groups("1/3  box 0.1  P 0.2", 12)
-    '1/3  box 0.1\\n     P 0.2'
-    """
-    stripped = text.lstrip()
-    indent = text[: len(text) - len(stripped)]
-    first, *groups = stripped.split("  ")
-    lines = [indent + first]
-    for group in groups:
-        if len(lines[-1]) + 2 + len(group) <= width:
-            lines[-1] += f"  {group}"
-        else:
-            lines.append(f"     {group}")
-    return "\n".join(lines)
-
-
-class CsvSink:
-    """Writes results.csv in the run folder, one row per epoch.
-
-    Each update rewrites the whole file.
-    """
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, (RunStarted, EpochEnded)):
-            write_csv(event.folder / "results.csv", list(event.rows))
-
-
 class RunLog:
     """Sends each event to all sinks in order, one event at a time.
 
-    An exception in a sink ends the run, because its output would be incomplete.
+    An exception in a sink ends the run, because its output would be incomplete. Loggers of other
+    projects are behind a sink that raises none (utils/loggers/sink.py).
 
-    active: False to drop all events, on other ranks than 0.
+    As a context manager it sends LogClosed at the end of the block.
+
+    active: False to drop all events, on other ranks than 0. sinks: None for the terminal and
+    results.csv.
     """
 
     def __init__(self, *, active: bool, sinks: Sequence[Sink] | None = None) -> None:
         self.active = active
-        self.sinks: list[Sink] = [TerminalSink(), CsvSink()] if sinks is None else list(sinks)
+        self.sinks: list[Sink] = _standard_sinks() if sinks is None else list(sinks)
         self._lock = threading.RLock()  # a sink may log, too
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        status = "finished"
+        if kind is not None:
+            # SystemExit: a signal came, and the run was saved
+            interrupted = issubclass(kind, (KeyboardInterrupt, SystemExit))
+            status = "interrupted" if interrupted else "failed"
+        self.send(LogClosed(status))
+
+    def attach(self, sink: Sink) -> None:
+        """Send events to one more sink from now on."""
+        self.sinks.append(sink)
 
     def send(self, event: Event) -> None:
         """Send an event to all sinks. Thread-safe."""
@@ -183,3 +166,11 @@ class RunLog:
     def table(self, text: str) -> None:
         """Print text that is already formatted into lines."""
         self.send(Message(text, table=True))
+
+
+def _standard_sinks() -> list[Sink]:
+    # Here, because these modules import the events.
+    from utils.loggers.results_csv import CsvSink
+    from utils.loggers.terminal_lines import TerminalSink
+
+    return [TerminalSink(), CsvSink()]

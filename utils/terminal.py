@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from utils.printable import one_line, printable
 from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_streams
 
 INDENT = " " * 4  # of lines below an error's sentence
+MAY_BLOCK = "logger"  # how the names of threads begin that may block, and their exit handlers too
 # Faults of the machine, not bugs: one sentence is shown instead of a traceback.
 OUTSIDE = {
     getattr(errno, name, None)
@@ -134,7 +136,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
     """Run a script and exit with the code of `exit_code_of`.
 
     With several processes of a launcher it exits with os._exit: when the network hangs, C++ threads
-    can block a normal exit for ever.
+    can block a normal exit for ever. So does a logger that has failed or hangs.
     """
     try:
         code = exit_code_of(run)
@@ -142,8 +144,9 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-    has_others = has_launcher(os.environ)
-    if has_others:
+    names = [thread.name for thread in threading.enumerate()]
+    may_block = has_launcher(os.environ) or any(name.startswith(MAY_BLOCK) for name in names)
+    if may_block:
         for child in multiprocessing.active_children():
             child.terminate()  # DataLoader workers, which only a normal exit would end
 
@@ -151,7 +154,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError), discard_if_terminal_closed(stream):
             stream.flush()
-    if not has_others:
+    if not may_block:
         sys.exit(code)
     os._exit(code)
 

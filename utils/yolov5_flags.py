@@ -4,10 +4,7 @@ from collections.abc import Iterable
 
 _NOT_HERE = "made from an exported file by the command in docs/export.md"
 _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yourself"
-_NO_LOGGER = (
-    "there is no Weights & Biases logger; all numbers are in results.csv and "
-    "metrics.json in the run folder"
-)
+_NO_DATA_SENT = "--wandb sends numbers and pictures of the run, and no data set"
 
 NOT_IN_TRAIN = {
     "--evolve": (
@@ -21,12 +18,15 @@ NOT_IN_TRAIN = {
     "--quad": (
         "batches are not tiled into larger images; train at a larger --imgsz, or with --multi-scale"
     ),
-    "--entity": _NO_LOGGER,
-    "--upload_dataset": _NO_UPLOAD,
+    "--upload_dataset": (f"{_NO_DATA_SENT}; wandb artifact put --type dataset FOLDER sends one"),
     "--bbox_interval": (
-        "boxes are drawn once, after training: val_batch*_pred.jpg in the run folder"
+        "boxes are drawn once, after training: val_batch*_pred.jpg in the run folder, which "
+        "--tensorboard, --wandb and --mlflow log"
     ),
-    "--artifact_alias": f"{_NO_LOGGER}; name the run with --name",
+    "--artifact_alias": (
+        "no data set is read from Weights & Biases; wandb artifact get ENTITY/PROJECT/NAME:ALIAS "
+        "fetches one for --data"
+    ),
 }
 NOT_IN_VAL = {
     "--save-hybrid": (

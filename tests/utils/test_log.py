@@ -22,8 +22,8 @@ from utils.log import (
     RunEnded,
     RunLog,
     RunStarted,
-    wrap_groups,
 )
+from utils.loggers.terminal_lines import wrap_groups
 from utils.progress import Progress, _Bar
 
 

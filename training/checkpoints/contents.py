@@ -15,7 +15,7 @@ from utils.printable import one_line
 # every change of an entry's meaning, settings included, and older formats are converted and read.
 # tests/training/checkpoints/test_contents.py fails if the entries or settings change and this does
 # not.
-FORMAT = 1
+FORMAT = 2
 MAX_BATCHES = 1 << 40  # of an epoch; larger numbers are damage
 
 
@@ -61,6 +61,7 @@ class Checkpoint:
     metrics: dict[str, Any]  # of the last validation
     results: list[dict[str, float]]  # rows of results.csv
     pending: dict[str, Any]  # a PendingEpoch, or empty
+    recorded: int  # records of the loggers' journal so far
 
     # of TrainState
     model: dict[str, Tensor]
@@ -119,6 +120,9 @@ def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
             f"{path}: contains no training state to resume; fine-tune from it with --weights"
         )
     file_format = saved.get("format")
+    if type(file_format) is int and file_format == 1:  # before there were loggers
+        saved = {**saved, "recorded": 0, "format": FORMAT}
+        file_format = FORMAT
     if type(file_format) is not int or file_format != FORMAT:
         raise ValueError(f"{path}: {written_by_another_version(file_format)}")
 
@@ -157,6 +161,8 @@ def _check_progress(saved: dict[str, Any]) -> None:
     batch = saved["batch"]
     rows = len(saved["results"])
     epochs_agree = epoch >= 0 and epoch == rows + bool(pending)
+    if saved["recorded"] < 0:
+        raise ValueError(f"it covers {saved['recorded']} records")
     if not epochs_agree or not 0 <= batch < MAX_BATCHES:
         counts = f"epochs {epoch}, batches {batch}, rows of results {rows}"
         raise ValueError(f"its counts contradict each other: {counts}")

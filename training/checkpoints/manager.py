@@ -17,7 +17,8 @@ from training.state import TrainState
 from utils.files import checkpoint_file
 from utils.files.fingerprint import ABSENT, file_state
 from utils.files.writers import write_json
-from utils.log import Say
+from utils.log import Say, say_nothing
+from utils.loggers.sink import Loggers
 from utils.terminal import FaultError, print_lines
 from utils.threads import BackgroundTask
 
@@ -38,6 +39,7 @@ class CheckpointManager:
         final_only: save only on a signal and at the end of the run, with the last epoch as the best
             one.
         period: keep the checkpoint of every so many epochs; 0 or less: of none.
+        loggers: receive what a checkpoint covers, once it is written.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class CheckpointManager:
         *,
         final_only: bool,
         period: int,
+        loggers: Loggers | None = None,
     ) -> None:
         self.folder = folder
         self.state = state
@@ -58,6 +61,7 @@ class CheckpointManager:
         self.background = background
         self.final_only = final_only
         self.period = period
+        self.loggers = loggers or Loggers({}, say_nothing)
         self.world = state.world
         self.progress = state.progress
         self.last = folder / "weights" / "last.pt"
@@ -121,7 +125,7 @@ class CheckpointManager:
         signal_name = self.trigger.agreed_signal()
         entries = self._entries()
         if self.world.is_main:
-            checkpoint_file.save(self.last, entries)
+            self._save_last(entries)
         self._saved = True
         self._continue_or_exit(signal_name)
 
@@ -176,7 +180,7 @@ class CheckpointManager:
                 if self.period > 0 and self.progress.epoch % self.period == 0:
                     kept = self.last.with_name(f"epoch{self.progress.epoch}.pt")
                     checkpoint_file.save(kept, entries)
-                checkpoint_file.save(self.last, entries)
+                self._save_last(entries)
             self._saved = True  # before best.pt is written, since Ctrl-C may come in the meantime
 
             is_best = self._is_best() or (done and self.final_only)
@@ -254,9 +258,14 @@ class CheckpointManager:
         }
         checkpoint_file.save(self.best, entries)
 
+    def _save_last(self, entries: dict[str, Any]) -> None:
+        checkpoint_file.save(self.last, entries)
+        self.loggers.checkpoint_written(entries["recorded"])
+
     def _entries(self) -> dict[str, Any]:
         """Return the entries of last.pt. A collective."""
         self.before_save()
+        self.progress.recorded = self.loggers.recorded(self.progress.recorded)
         return self.state.checkpoint(self.description).as_dict()
 
     def _continue_or_exit(self, signal_name: str) -> None:

@@ -32,6 +32,8 @@ CHANGEABLE = (
     "cache",
     "compile",
     "cache_dir",
+    "loggers",
+    "entity",
 )
 
 
@@ -161,8 +163,8 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
 
 
 def _words(value: object) -> str:
-    """Return the value of a flag as it is typed."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return the value of a flag as it is typed, "none" for an empty list."""
+    return (" ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:

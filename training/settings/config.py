@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from utils.loggers.registry import check_loggers
 from utils.printable import did_you_mean
 
 # fields that may differ between the machines of a run
@@ -27,7 +28,7 @@ CHOICES = {
     "compile": ("off", "default", "reduce-overhead", "max-autotune"),
     "cache": ("auto", "ram", "disk", "device", "off"),
 }
-LISTS = ("data", "names", "merge", "freeze")  # fields with several values
+LISTS = ("data", "names", "merge", "freeze", "loggers")  # fields with several values
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -104,6 +105,8 @@ class TrainConfig:
     cache: str = "auto"
     cache_dir: str = ""
     download: bool = False
+    loggers: tuple[str, ...] = ()
+    entity: str = ""
     # not a flag: the names of the given flags
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -124,7 +127,7 @@ class TrainConfig:
         require(integers, "--freeze: layer numbers must be whole numbers")
         paths = all(type(path) is str for path in self.data)
         require(paths and bool(self.data), "--data: give one path or more")
-        for name in ("names", "merge"):
+        for name in ("names", "merge", "loggers"):
             texts = all(type(text) is str and text for text in getattr(self, name))
             require(texts, f"{flag(name)}: give texts that are not empty")
 
@@ -179,6 +182,7 @@ class TrainConfig:
             raise ValueError(
                 f"--optimizer {self.optimizer}: choose {among(OPTIMIZER_CHOICES)}{near}"
             )
+        check_loggers(self.loggers)
         for name, choices in CHOICES.items():
             allowed = getattr(self, name) in choices
             self._require(name, allowed, f"choose one of {', '.join(choices)}")
@@ -193,6 +197,10 @@ class TrainConfig:
             require(self.amp != "fp16", fp16)
             muon = "--shard and --optimizer Muon cannot be used together: choose AdamW"
             require(self.optimizer != "Muon", muon)
+        require(
+            not self.entity or "wandb" in self.loggers,
+            f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
+        )
         require(
             not (self.rect and self.multi_scale), "--rect and --multi-scale cannot be used together"
         )

@@ -36,6 +36,13 @@ def entries(**changes):
     return made | {"losses": torch.zeros(1, 4), "statistics": torch.zeros(1, 2)} | changes
 
 
+def test_checkpoint_from_before_the_loggers_can_be_resumed():
+    saved = entries(format=1, epoch=1)
+    del saved["recorded"]
+    checkpoint = checked_checkpoint("last.pt", saved)
+    assert (checkpoint.recorded, checkpoint.format) == (0, FORMAT)
+
+
 def test_checkpoint_entries_round_trip():
     saved = checked_checkpoint("last.pt", entries(names=["a"], ema_updates=3))
     assert (saved.description.names, saved.ema_updates, saved.pending) == (["a"], 3, {})
@@ -81,7 +88,7 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
 # The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed:
 # raise FORMAT, and only then write the new digest here; after the first release, convert the format
 # before.
-FORMAT_DIGESTS = {1: "a4ea4dc76506bd3a"}
+FORMAT_DIGESTS = {2: "eea5bdf835bfcd0d"}
 SETTINGS_OF_FORMAT_1 = """
 weights:str cfg:str data:list hyp:str epochs:int batch_size:int imgsz:int tile:int
 tile_overlap:float rect:bool resume:str nosave:bool noval:bool val_period:int noautoanchor:bool

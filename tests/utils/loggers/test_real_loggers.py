@@ -1,0 +1,241 @@
+"""TensorBoard, W&B and MLflow: a run that is killed twice is read back from their own files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.logged_run import EPOCHS, NAMES, STEPS, loss_of
+from tests.support.wandb_file import history_of, records_of
+from utils.loggers.base import LoggedRun
+from utils.loggers.registry import LOGGERS
+
+SCRIPT = Path(__file__).parents[2] / "support" / "logged_run.py"
+VARIABLES = ("WANDB_", "MLFLOW_", "NETRC")
+
+# Attempt 1 ends with the checkpoint of epoch 1, attempt 2 with that of epoch 2.
+STEP_LOSSES = {
+    step: loss_of((step - 1) // STEPS + 1, step) for step in range(1, STEPS * EPOCHS + 1)
+}
+EPOCH_LOSSES = {epoch: loss_of(epoch, epoch * STEPS) for epoch in range(1, EPOCHS + 1)}
+
+Values = list[tuple[int, float]]  # step and value
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run, with all loggers."""
+    for package in LOGGERS:
+        pytest.importorskip(package, reason="an optional package")
+    project = tmp_path_factory.mktemp("runs")
+    folder = project / "exp"
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLES)}
+    environment |= {"KESTREL_LOGGER_WAIT": "300", "HOME": str(project)}
+    for attempt, code in ((1, -signal.SIGKILL), (2, -signal.SIGKILL), (3, 0)):
+        words = [sys.executable, str(SCRIPT), str(folder), str(attempt), *LOGGERS]
+        done = subprocess.run(
+            words, env=environment, cwd=project, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == code, done.stderr
+        assert "left out" not in done.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def events(folder: Path) -> Any:
+    """TensorBoard's own reader of the folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    kinds = ("scalars", "images", "tensors")
+    reader = EventAccumulator(str(folder), size_guidance=dict.fromkeys(kinds, 0))
+    return reader.Reload()
+
+
+@pytest.fixture(scope="module")
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all files of W&B."""
+    return [row for file in folder.glob("wandb/**/*.wandb") for row in history_of(file)]
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Any:
+    """MLflow's client."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=f"sqlite:///{folder.parent}/mlflow/mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def mlflow_run(client: Any) -> Any:
+    """The only run in the store."""
+    experiment = client.get_experiment_by_name("kestrel")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def sorted_values(values: dict[int, float]) -> Values:
+    return sorted(values.items())
+
+
+pytestmark = pytest.mark.slow
+
+# ---------------------------------------------------------------------- TensorBoard
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"), [("step/box_loss", STEP_LOSSES), ("train/box_loss", EPOCH_LOSSES)]
+)
+def test_tensorboard_has_each_step_once(events, tag, expected):
+    found = [(event.step, event.value) for event in events.Scalars(tag)]
+    assert sorted(found) == sorted_values(expected)  # numbers that float32 holds exactly
+
+
+def test_tensorboard_files_have_no_step_twice(folder):
+    """Without EventAccumulator, which drops what was logged before a restart."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    places: Counter[tuple[str, int]] = Counter()
+    for file in folder.glob("*tfevents*"):
+        for data in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(data)
+            places.update((value.tag, event.step) for value in event.summary.value)
+    assert len(places) > 30
+    assert set(places.values()) == {1}
+
+
+def test_tensorboard_has_pictures_curves_and_settings(events):
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    assert [(image.step, image.width, image.height) for image in events.Images("labels")] == [
+        (0, 8, 6)
+    ]
+    assert [image.step for image in events.Images("results")] == [EPOCHS]
+
+    # The first class is found with a score of 0.9 and has a false positive of 0.8.
+    (curve,) = events.Tensors(f"PR/{NAMES[0]}")
+    rows = curve.tensor_proto  # true and false positives, true and false negatives, P, R
+    assert [dim.size for dim in rows.tensor_shape.dim] == [6, 101]
+    assert [event.value for event in events.Scalars(f"class_AP50/{NAMES[1]}")] == [0]
+    assert events.Scalars("evaluation/epoch")[0].value == 2
+
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    settings = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert settings["lr0"].number_value == 0.01
+    assert settings["data"].string_value == "a.yaml"
+
+
+# ---------------------------------------------------------------------- W&B
+
+
+def test_wandb_has_each_step_once(history):
+    steps = [(row["step"], row["step/box_loss"]) for row in history if "step/box_loss" in row]
+    assert steps == sorted_values(STEP_LOSSES)
+    epochs = [(row["epoch"], row["train/box_loss"]) for row in history if "train/box_loss" in row]
+    assert epochs == sorted_values(EPOCH_LOSSES)
+    numbers = [row["_step"] for row in history]
+    assert numbers == list(range(len(history)))
+
+
+def test_wandb_has_pictures_classes_and_settings(folder, history):
+    (file,) = folder.glob("wandb/**/*.wandb")
+    pictures = [row["pictures/labels.path"] for row in history if "pictures/labels.path" in row]
+    assert len(pictures) == 1
+    assert (file.parent / "files" / pictures[0]).read_bytes() == (
+        folder / "labels.png"
+    ).read_bytes()
+
+    (table,) = file.parent.glob("files/media/table/evaluation/classes_*.json")
+    rows = json.loads(table.read_text())
+    assert [row[0] for row in rows["data"]] == NAMES
+    (run,) = [record.run for record in records_of(file) if record.HasField("run")]
+    settings = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (settings["epochs"], settings["hyp"]) == (EPOCHS, {"lr0": 0.01})
+    assert run.display_name == "exp"
+
+
+# ---------------------------------------------------------------------- MLflow
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [("step/box_loss", STEP_LOSSES), ("train/box_loss", EPOCH_LOSSES)]
+)
+def test_mlflow_has_each_step_once(client, mlflow_run, key, expected):
+    history = client.get_metric_history(mlflow_run.info.run_id, key)
+    assert sorted((metric.step, metric.value) for metric in history) == sorted_values(expected)
+
+
+def test_mlflow_has_pictures_classes_and_settings(client, mlflow_run):
+    assert mlflow_run.info.status == "FINISHED"
+    files = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
+    assert files == {"labels.png", "results.png"}
+    assert mlflow_run.data.params["lr0"] == "0.01"
+    assert mlflow_run.data.params["data"] == "a.yaml"
+    assert mlflow_run.data.metrics["class_AP50/1 _b_square__b_"] == 0
+    assert mlflow_run.data.metrics["evaluation/epoch"] == 2
+
+
+def test_pictures_of_mlflow_store_are_no_training_images(folder):
+    assert (folder.parent / "mlflow" / "kestrel-run.txt").exists()
+
+
+# ---------------------------------------------------------------------- opening
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_missing_package_is_one_sentence_with_its_pip_command(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
+    with pytest.raises(ValueError, match=f"--{name} needs the package {name}: pip install {name}$"):
+        LOGGERS[name]().prepare()
+
+
+def run_in(folder: Path, *, restarts: bool = False) -> LoggedRun:
+    """A resumed run in a folder."""
+    return LoggedRun(
+        folder,
+        {},
+        {},
+        "",
+        resumed=True,
+        restarts=restarts,
+        recorded=0,
+        notes=folder / "tensorboard.json",
+        say=print,
+    )
+
+
+def test_torn_tensorboard_event_is_cut_off(tmp_path):
+    pytest.importorskip("tensorboard", reason="an optional package")
+    from tests.utils.loggers.test_sink import record
+
+    def open_log(restarts: bool = False) -> tuple[Any, int]:
+        logger = LOGGERS["tensorboard"]()
+        logger.prepare()
+        return logger, logger.start(run_in(tmp_path, restarts=restarts))
+
+    first, known = open_log()
+    assert known == 0
+    first.log([record(0), record(1)])
+    first.finish("interrupted")
+    (file,) = tmp_path.glob("*tfevents*")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+
+    second, known = open_log()
+    assert known == 1
+    second.log([record(1)])
+    second.finish("finished")
+    assert file.read_bytes() == whole
+
+    third, known = open_log(restarts=True)  # older records are taken back
+    assert known == 0
+    third.finish("finished")
+    (file,) = tmp_path.glob("*tfevents*")
+    assert file.read_bytes() != whole

@@ -1,0 +1,172 @@
+"""Weights & Biases: online for users who are logged in, else a folder for `wandb sync`."""
+
+import netrc
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from utils.loggers.base import (
+    EVALUATION,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    PICTURE,
+    STEPS,
+    LoggedRun,
+    Logger,
+    Record,
+)
+from utils.optional_packages import import_optional
+from utils.threads import fork_lock
+
+PROJECT = "kestrel"  # where $WANDB_PROJECT names no other
+INIT_S = 60.0  # how long W&B's server may take
+START_S = 20.0  # how long W&B's own process may take
+MOST_CURVES = 50  # classes in the plot of PR curves; the table has all
+EXIT_CODES = {FINISHED: 0, FAILED: 1, INTERRUPTED: 255}
+LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+
+
+class WandbLogger(Logger):
+    """Writes one row of W&B's history for each record, whose number is W&B's step.
+
+    Offline, a process that is killed loses rows that W&B has not written yet, and W&B cannot join
+    the folders of several processes. So each process writes all rows of the run into a new folder,
+    which then replaces that of the process before. Online, W&B's server says which rows it has.
+    """
+
+    title = "Weights & Biases"
+    help = "log to Weights & Biases: online if you are logged in, else into the run folder"
+
+    def prepare(self) -> str:
+        # What an environment variable does not say otherwise: no error reports to W&B's makers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self.wandb = import_optional("wandb", "--wandb")
+        self.mode = os.environ.get("WANDB_MODE") or None
+        if self.mode is None and not is_logged_in(self._base_url()):
+            self.mode = "offline"
+            return (
+                "--wandb: you are not logged in to Weights & Biases, so the run is logged into its "
+                "folder only; to send it: wandb login, then wandb sync FOLDER/wandb/offline-run-*"
+            )
+        return ""
+
+    def start(self, run: LoggedRun) -> int:
+        self.folder = run.folder
+        identity = run.kept().get("id", "") if run.resumed else ""
+        if run.restarts and self.mode != "offline":
+            identity = ""  # the server cannot take rows back
+        identity = identity or secrets.token_hex(4)
+        run.keep(id=identity)
+        before = self._offline_folders(identity)
+
+        self.run = self._open(run, identity)
+        is_offline = bool(self.run.offline)
+        if is_offline:
+            for folder in before:
+                shutil.rmtree(folder, ignore_errors=True)
+        elif self.run.url:
+            run.say(f"Weights & Biases: {self.run.url}")
+        self.run.define_metric("epoch")
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="epoch")
+        self.run.define_metric("step/*", step_metric="step")
+        return 0 if is_offline else int(self.run.step)
+
+    def log(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.run.log(self._row(record), step=record.number)
+
+    def finish(self, status: str) -> None:
+        self.run.finish(exit_code=EXIT_CODES[status])
+        self.wandb.teardown()  # here, and not when the process exits, because it may block
+
+    # ---- opening
+
+    def _base_url(self) -> str:
+        return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+
+    def _open(self, run: LoggedRun, identity: str) -> Any:
+        settings = self.wandb.Settings(
+            # Captured output would go through W&B in the thread of the training, and git would be
+            # a process of its own.
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            silent=True,
+            init_timeout=INIT_S,
+            x_service_wait=START_S,
+        )
+        with fork_lock:
+            self.wandb.setup(settings)  # starts a process
+        return self.wandb.init(
+            id=identity,
+            resume="allow" if self.mode is None or self.mode == "online" else None,
+            mode=self.mode,
+            dir=str(run.folder),
+            name=os.environ.get("WANDB_NAME") or run.folder.name,
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            entity=run.account or None,
+            config={**run.config, "hyp": run.hyp},
+            allow_val_change=True,
+            settings=settings,
+        )
+
+    def _offline_folders(self, identity: str) -> list[Path]:
+        """Return the folders of earlier processes of the run."""
+        return list(self.folder.glob(f"wandb/offline-run-*-{identity}"))
+
+    # ---- rows
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        row: dict[str, Any] = {**record.values, "epoch": record.epoch, "_timestamp": record.time}
+        if record.kind == STEPS:
+            row["step"] = record.step
+        elif record.kind == PICTURE:
+            path = self.folder / record.file
+            row[f"pictures/{path.stem}"] = self.wandb.Image(str(path))
+        elif record.kind == EVALUATION:
+            row |= self._class_plots(record)
+        return row
+
+    def _class_plots(self, record: Record) -> dict[str, Any]:
+        """Return the table of classes, and their PR curves."""
+        if not record.classes:
+            return {}
+        columns = list(record.classes[0].values)
+        rows = [
+            [result.name, result.instances, *(result.values[name] for name in columns)]
+            for result in record.classes
+        ]
+        table = self.wandb.Table(columns=["class", "instances", *columns], data=rows)
+
+        shown = record.classes[:MOST_CURVES]
+        curves = self.wandb.plot.line_series(
+            xs=[list(result.recall) for result in shown],
+            ys=[list(result.precision) for result in shown],
+            keys=[result.name for result in shown],
+            title="Precision against recall",
+            xname="recall",
+        )
+        return {"evaluation/classes": table, "evaluation/PR": curves}
+
+
+def is_logged_in(url: str) -> bool:
+    """Return whether there is a key for W&B's server: in a variable, or in the file of logins."""
+    if any(os.environ.get(name) for name in LOGIN_VARIABLES):
+        return True
+    given = os.environ.get("NETRC")
+    home = Path(os.path.expanduser("~"))
+    files = [Path(given)] if given else [home / ".netrc", home / "_netrc"]
+    for file in files:
+        try:
+            logins = netrc.netrc(str(file))
+        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            continue
+        if logins.authenticators(urlsplit(url).hostname or ""):
+            return True
+    return False
