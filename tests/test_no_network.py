@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.launching import Job, launched, unshare_command
-from tests.support.no_network import UNWRITABLE_HOME
+from tests.support.no_network import LOGGERS, UNWRITABLE_HOME
 
 SCRIPT = Path(__file__).parent / "support" / "no_network.py"
 UNKNOWN_USER_ID = 54321  # id of a user without a name and a home folder
@@ -59,6 +59,7 @@ def offline(
         prefix = ["env", "-u", "HOME", *without_home]
 
     own = {"HOME": UNWRITABLE_HOME, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
+    own |= {"KESTREL_LOGGER_WAIT": "200"}
     words = [*prefix, sys.executable, str(SCRIPT), str(named_data), micro_model, str(folder)]
     with launched(words, folder, **own) as job:
         yield Offline(job, empty_network=bool(prefix), unknown_user=bool(without_home))
@@ -74,7 +75,7 @@ def found(offline: Offline) -> dict[str, Any]:
 @pytest.mark.slow
 def test_all_commands_succeed_without_network(found, offline):
     assert found["codes"] == dict.fromkeys(
-        ("train", "resume", "val", "detect", "models", "metrics", "shapes"), 0
+        ("train", "resume", "logged", "val", "detect", "models", "metrics", "shapes"), 0
     )
     assert "Traceback" not in offline.job.err
 
@@ -82,6 +83,16 @@ def test_all_commands_succeed_without_network(found, offline):
 @pytest.mark.slow
 def test_no_command_tries_to_use_the_network(found):
     assert found["attempts"] == ""
+
+
+@pytest.mark.slow
+def test_loggers_need_no_network(found, offline):
+    if not LOGGERS:
+        pytest.skip("no logger's package is installed")
+    assert "left out" not in offline.job.out
+    run = offline.job.folder / "logged"
+    notes = {file.stem for file in (run / "loggers").glob("*.json")}
+    assert notes == set(LOGGERS)
 
 
 @pytest.mark.slow

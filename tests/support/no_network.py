@@ -25,6 +25,7 @@ import traceback
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ ALLOWED_PROGRAMS = {
     "cc",
     "ld",
     "objdump",
-}  # for matplotlib's fonts, and ctypes' find_library
+    "wandb-core",
+}  # for matplotlib's fonts, ctypes' find_library, and W&B's process, whose packets are counted
+LOGGERS = [name for name in ("tensorboard", "wandb", "mlflow") if find_spec(name)]
+# MLflow sends no usage data where one of these is set; a user's machine has none.
+TEST_VARIABLES = ("PYTEST_", "CI", "GITHUB_", "JENKINS_", "BUILD", "WANDB_", "MLFLOW_")
 NO_ROUTE_COUNTER = "IpOutNoRoutes"  # packets without a route, and connections that could not start
 UNWRITABLE_HOME = "/dev/null"  # no folder can be created below it, not even by root
 UNREACHABLE_ADDRESS = ("192.0.2.1", 9)  # a reserved address that no host has (RFC 5737)
@@ -169,6 +174,10 @@ def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
             f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --name trained {flags}"
         ),
         "resume": f"train.py --resume {trained} --epochs 2 --noplots",
+        "logged": (
+            f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --noplots --name logged "
+            f"{flags} --loggers {' '.join(LOGGERS)}"
+        ),
         "val": (
             f"val.py --weights {trained}/weights/best.pt --batch 4 --save-json --name "
             f"validated {flags}"
@@ -201,6 +210,8 @@ def run(words: list[str]) -> Any:
 
 
 def main(data: str, model: str, folder_name: str) -> None:
+    for name in [name for name in os.environ if name.startswith(TEST_VARIABLES)]:
+        del os.environ[name]
     folder = Path(folder_name)
     notes, before = folder / "attempts.txt", unsent_packets()
     block_network(notes)

@@ -23,6 +23,7 @@ FAILED = "failed"
 class ClassResult:
     """One class of an evaluation: COCO's numbers, and its curves at confidences from 0 to 1."""
 
+    class_id: int
     name: str
     instances: int
     values: dict[str, float]  # AP, AP50 ...

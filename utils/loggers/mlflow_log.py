@@ -138,10 +138,10 @@ class MlflowLogger(Logger):
 def values_by_key(record: Record) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a record by keys that MLflow allows.
 
-    Those of a class contain its place in the record, since names may differ in other letters only.
+    Those of a class contain its number, since names may differ in letters that are not allowed.
     """
     yield from record.values.items()
-    for place, result in enumerate(record.classes):
+    for result in record.classes:
         name = NOT_ALLOWED.sub("_", result.name)[:LONGEST_NAME]
         for what, value in result.values.items():
-            yield f"class_{what}/{place} {name}", value
+            yield f"class_{what}/{result.class_id} {name}", value

@@ -335,6 +335,7 @@ def class_results(evaluation: Evaluation, names: Sequence[str]) -> list[ClassRes
         values |= {name: row[name] for name in ("AP50", "AP")}
         results.append(
             ClassResult(
+                class_id,
                 names[class_id],
                 int(row["instances"]),
                 {name: float(value) for name, value in values.items()},

@@ -3,6 +3,7 @@
 import netrc
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,8 +51,8 @@ class WandbLogger(Logger):
         if self.mode is None and not is_logged_in(self._base_url()):
             self.mode = "offline"
             return (
-                "--wandb: you are not logged in to Weights & Biases, so the run is logged into its "
-                "folder only; to send it: wandb login, then wandb sync FOLDER/wandb/offline-run-*"
+                "--wandb: you are not logged in to Weights & Biases (wandb login), so the run is "
+                "logged into its folder only"
             )
         return ""
 
@@ -69,6 +70,10 @@ class WandbLogger(Logger):
         if is_offline:
             for folder in before:
                 shutil.rmtree(folder, ignore_errors=True)
+            place = Path(self.run.dir).parent
+            run.say(
+                f"Weights & Biases, offline: wandb sync {shlex.quote(str(place))} sends the run"
+            )
         elif self.run.url:
             run.say(f"Weights & Biases: {self.run.url}")
         self.run.define_metric("epoch")
