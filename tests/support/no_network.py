@@ -57,8 +57,10 @@ ALLOWED_PROGRAMS = {
     "cc",
     "ld",
     "objdump",
-    "wandb-core",
-}  # for matplotlib's fonts, ctypes' find_library, and W&B's process, whose packets are counted
+}  # for matplotlib's fonts, and ctypes' find_library
+# W&B's process, whose packets are counted, and what it asks about the machine.
+PROGRAMS_OF_LOGGERS = {"wandb-core", "git", "uname"}
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOGGERS = [name for name in ("tensorboard", "wandb", "mlflow") if find_spec(name)]
 # MLflow sends no usage data where one of these is set; a user's machine has none.
 TEST_VARIABLES = ("PYTEST_", "CI", "GITHUB_", "JENKINS_", "BUILD", "WANDB_", "MLFLOW_")
@@ -70,8 +72,13 @@ UNREACHABLE_ADDRESS = ("192.0.2.1", 9)  # a reserved address that no host has (R
 # ---------------------------------------------------------------------- the hook
 
 
-def is_local(event: str, values: Sequence[Any]) -> bool:
-    """Whether an audit event does not use the network."""
+def is_local(event: str, values: Sequence[Any], *, of_loggers: bool = False) -> bool:
+    """Whether an audit event does not use the network.
+
+    of_loggers: sockets of this machine, and programs of the loggers, are allowed, too.
+    """
+    if of_loggers and is_local_for_loggers(event, values):
+        return True
     if event in (
         "socket.__new__",
         "socket.bind",
@@ -86,13 +93,29 @@ def is_local(event: str, values: Sequence[Any]) -> bool:
     return event == "socket.gethostname"
 
 
-def block_network(notes: Path) -> None:
+def is_local_for_loggers(event: str, values: Sequence[Any]) -> bool:
+    """Whether an event makes a socket, names this machine, or starts a program of a logger."""
+    if event == "socket.__new__":
+        return True
+    if event in ("socket.bind", "socket.connect"):
+        return values[1][0] in LOOPBACK
+    if event == "subprocess.Popen":
+        return os.path.basename(os.fsdecode(values[0])) in PROGRAMS_OF_LOGGERS
+    return False
+
+
+def block_network(notes: Path, now: dict[str, str]) -> None:
     """Install an audit hook: every network access raises PermissionError and adds a line to the
     file `notes`.
+
+    now: its `command` is the name of the present one; that of the loggers may use local sockets.
     """
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
-        if event.startswith((*NETWORK_EVENTS, *PROCESS_EVENTS)) and not is_local(event, values):
+        of_loggers = now["command"] == "logged"
+        if event.startswith((*NETWORK_EVENTS, *PROCESS_EVENTS)) and not is_local(
+            event, values, of_loggers=of_loggers
+        ):
             with notes.open("a") as file:
                 file.write(
                     f"{event} {values[:2]!r}\n"
@@ -214,12 +237,15 @@ def main(data: str, model: str, folder_name: str) -> None:
         del os.environ[name]
     folder = Path(folder_name)
     notes, before = folder / "attempts.txt", unsent_packets()
-    block_network(notes)
+    now = {"command": ""}
+    block_network(notes, now)
     sys.path.insert(0, str(ROOT))
     codes = {}
     for name, words in commands(data, model, folder).items():
+        now["command"] = name
         codes[name] = run(words)
         os.environ["HOME"] = UNWRITABLE_HOME
+    now["command"] = ""
     found: dict[str, Any] = {
         "codes": codes,
         "attempts": notes.read_text(),

@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import platform
 import secrets
 import shlex
 import shutil
@@ -106,8 +107,12 @@ class WandbLogger(Logger):
             init_timeout=INIT_S,
             x_service_wait=START_S,
         )
-        with fork_lock:
-            self.wandb.setup(settings)  # starts a process
+        # Also what W&B stages and caches, which would go to the home folder.
+        os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "wandb" / "data"))
+        os.environ.setdefault("WANDB_CACHE_DIR", str(run.folder / "wandb" / "cache"))
+        with fork_lock:  # programs are run
+            self.wandb.setup(settings)
+            platform.processor()  # Python remembers the answer, for which W&B asks
         return self.wandb.init(
             id=identity,
             resume="allow" if self.mode is None or self.mode == "online" else None,

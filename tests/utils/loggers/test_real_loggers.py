@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words, env=environment, cwd=project, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == code, done.stderr
-        assert "left out" not in done.stdout
+        assert "it is left out" not in done.stdout
     return folder
 
 
