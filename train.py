@@ -168,7 +168,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
     )
     add("--entity", help="account of Weights & Biases that gets the run (default: yours)")
-    add("--loggers", nargs="*", action="extend", help="names of loggers, as the next flags")
+    add("--loggers", nargs="*", action="extend", help="the next flags by name; none: no logger")
     for name, logger in LOGGERS.items():
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
     parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES})

@@ -47,6 +47,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _local_loggers() -> Iterator[None]:
+    """No test sends a run to the server of a developer; and slow disks are waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("MLFLOW_TRACKING_URI", "")
+        patch.setenv("KESTREL_LOGGER_WAIT", "200")
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data YAML of 8 drawn images with 2 or 3 objects each, the same for training and

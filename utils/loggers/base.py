@@ -72,7 +72,7 @@ class LoggedRun:
         resumed: whether it goes on with what an earlier process has logged. A new run may stand in
             the folder of an earlier one.
         restarts: of a resumed run: the logger must begin anew, because it may hold records that
-            the run has taken back, by the resume of an older checkpoint.
+            the run has taken back. An older checkpoint was resumed, or there was none yet.
         recorded: how many records there were before this process; they are sent again.
         notes: the file in which `keep` stores values.
         say: shows a sentence to the user.
@@ -87,6 +87,11 @@ class LoggedRun:
     recorded: int
     notes: Path
     say: Callable[[str], None]
+
+    def picture(self, record: Record) -> Path | None:
+        """Return the path of a PICTURE; None for other records, or if the file was removed."""
+        path = self.folder / record.file
+        return path if record.file and path.is_file() else None
 
     def settings(self) -> dict[str, bool | int | float | str]:
         """Return flags and hyper-parameters by name; lists as text."""

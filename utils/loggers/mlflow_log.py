@@ -8,7 +8,7 @@ from typing import Any
 
 from utils.files.disk import exclusive_access
 from utils.files.folders import RUN_MARK, RUN_MARK_TEXT
-from utils.loggers.base import FAILED, FINISHED, PICTURE, STEPS, LoggedRun, Logger, Record
+from utils.loggers.base import FAILED, FINISHED, STEPS, LoggedRun, Logger, Record
 from utils.optional_packages import import_all_optional
 
 EXPERIMENT = "kestrel"  # where $MLFLOW_EXPERIMENT_NAME names no other
@@ -43,8 +43,7 @@ class MlflowLogger(Logger):
         return ""
 
     def start(self, run: LoggedRun) -> int:
-        self.folder = run.folder
-        self.replayed = run.recorded
+        self.logged = run
         uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
         kept = run.kept() if run.resumed else {}
         before = kept.get("run_id", "") if kept.get("uri") == uri else ""
@@ -70,9 +69,10 @@ class MlflowLogger(Logger):
             self.client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
         for record in records:
-            is_there = record.number < self.replayed and record.file in self.known_files
-            if record.kind == PICTURE and not is_there:
-                self.client.log_artifact(self.id, str(self.folder / record.file))
+            path = self.logged.picture(record)
+            is_there = record.number < self.logged.recorded and record.file in self.known_files
+            if path and not is_there:
+                self.client.log_artifact(self.id, str(path))
 
     def finish(self, status: str) -> None:
         self.client.set_terminated(self.id, STATUS.get(status, "KILLED"))

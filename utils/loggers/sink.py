@@ -35,7 +35,7 @@ from utils.loggers.base import (
     Record,
 )
 from utils.loggers.follower import Follower
-from utils.loggers.journal import Journal, JournalReader, Kept, kept_of
+from utils.loggers.journal import Journal, JournalReader, Kept, kept_of, read_journal
 from utils.loggers.registry import LOGGERS
 from utils.metrics.evaluation import Evaluation
 from utils.printable import one_line
@@ -128,12 +128,15 @@ class Loggers:
         folder = event.folder / FOLDER
         folder.mkdir(exist_ok=True)
         file = folder / "records.jsonl"
-        resumed = event.recorded is not None
-        kept = Kept([], restarts=False)
-        if event.recorded is not None:
+        self._has_checkpoint = event.recorded is not None
+        if event.recorded is None:
+            # A launcher has started the run again, if there was no checkpoint.
+            resumed = file.exists() and not read_journal(file)[1]
+            kept = Kept([], restarts=resumed)
+        else:
+            resumed = True
             kept = kept_of(file, event.recorded, epochs=len(event.rows))
         records = kept.records
-        self._has_checkpoint = resumed
 
         journal = Journal(file, records)
         self._journal = journal

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.loggers.base import (
-    PICTURE,
     STEPS,
     ClassResult,
     LoggedRun,
@@ -48,7 +47,7 @@ class TensorBoardLogger(Logger):
         return ""
 
     def start(self, run: LoggedRun) -> int:
-        self.folder = run.folder
+        self.run = run
         name = Path(run.kept().get("file", "")).name
         before = run.folder / name
         if name and before.is_file() and run.resumed and not run.restarts:
@@ -116,17 +115,16 @@ class TensorBoardLogger(Logger):
             self.Summary.Value(tag=name, simple_value=value)
             for name, value in record.values.items()
         ]
-        if record.kind == PICTURE:
-            values.append(self._picture(record.file))
+        if path := self.run.picture(record):
+            values.append(self._picture(path))
         for result in record.classes:
             values += self._class_values(result)
         return values
 
-    def _picture(self, name: str) -> Any:
-        """Return a picture of the run folder, as it is there now."""
+    def _picture(self, path: Path) -> Any:
+        """Return a picture, as it is now."""
         from PIL import Image
 
-        path = self.folder / name
         with Image.open(path) as image:
             width, height = image.size
         encoded = path.read_bytes()

@@ -1,5 +1,7 @@
 """Weights & Biases: online for users who are logged in, else a folder for `wandb sync`."""
 
+import configparser
+import glob
 import netrc
 import os
 import platform
@@ -7,6 +9,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +19,6 @@ from utils.loggers.base import (
     FAILED,
     FINISHED,
     INTERRUPTED,
-    PICTURE,
     STEPS,
     LoggedRun,
     Logger,
@@ -49,27 +51,32 @@ class WandbLogger(Logger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self.wandb = import_optional("wandb", "--wandb")
         self.mode = os.environ.get("WANDB_MODE") or None
-        if self.mode is None and not is_logged_in(self._base_url()):
-            self.mode = "offline"
-            return (
-                "--wandb: you are not logged in to Weights & Biases (wandb login), so the run is "
-                "logged into its folder only"
+        if self.mode not in (None, "online") or is_logged_in(server_url()):
+            return ""
+        if self.mode == "online":  # W&B would ask for a key, and wait for the answer
+            raise ValueError(
+                "--wandb: $WANDB_MODE is online, but you are not logged in to Weights & Biases: "
+                "wandb login"
             )
-        return ""
+        self.mode = "offline"
+        return (
+            "--wandb: you are not logged in to Weights & Biases (wandb login), so the run is "
+            "logged into its folder only"
+        )
 
     def start(self, run: LoggedRun) -> int:
-        self.folder = run.folder
-        identity = run.kept().get("id", "") if run.resumed else ""
-        if run.restarts and self.mode != "offline":
-            identity = ""  # the server cannot take rows back
-        identity = identity or secrets.token_hex(4)
+        self.logged = run
+        before = run.kept().get("id", "") if run.resumed else ""
+        folders_before = self._offline_folders(before)
+        identity = before
+        if not before or (run.restarts and self.mode != "offline"):
+            identity = secrets.token_hex(4)  # the server cannot take rows back
         run.keep(id=identity)
-        before = self._offline_folders(identity)
 
         self.run = self._open(run, identity)
         is_offline = bool(self.run.offline)
         if is_offline:
-            for folder in before:
+            for folder in folders_before:
                 shutil.rmtree(folder, ignore_errors=True)
             place = Path(self.run.dir).parent
             run.say(
@@ -92,9 +99,6 @@ class WandbLogger(Logger):
         self.wandb.teardown()  # here, and not when the process exits, because it may block
 
     # ---- opening
-
-    def _base_url(self) -> str:
-        return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
 
     def _open(self, run: LoggedRun, identity: str) -> Any:
         settings = self.wandb.Settings(
@@ -127,8 +131,9 @@ class WandbLogger(Logger):
         )
 
     def _offline_folders(self, identity: str) -> list[Path]:
-        """Return the folders of earlier processes of the run."""
-        return list(self.folder.glob(f"wandb/offline-run-*-{identity}"))
+        """Return the folders of earlier processes of the run of this id; "" for none."""
+        found = self.logged.folder.glob(f"wandb/offline-run-*-{glob.escape(identity)}")
+        return list(found) if identity else []
 
     # ---- rows
 
@@ -136,8 +141,7 @@ class WandbLogger(Logger):
         row: dict[str, Any] = {**record.values, "epoch": record.epoch, "_timestamp": record.time}
         if record.kind == STEPS:
             row["step"] = record.step
-        elif record.kind == PICTURE:
-            path = self.folder / record.file
+        elif path := self.logged.picture(record):
             row[f"pictures/{path.stem}"] = self.wandb.Image(str(path))
         elif record.kind == EVALUATION:
             row |= self._class_plots(record)
@@ -165,6 +169,21 @@ class WandbLogger(Logger):
         return {"evaluation/classes": table, "evaluation/PR": curves}
 
 
+def server_url() -> str:
+    """Return the address of W&B's server: of a variable, a settings file of W&B, or its own."""
+    if url := os.environ.get("WANDB_BASE_URL"):
+        return url
+    home = Path(os.path.expanduser("~"))
+    user = Path(os.environ.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb")
+    for file in (Path("wandb", "settings"), user / "settings"):
+        parser = configparser.ConfigParser()
+        with suppress(OSError, configparser.Error, UnicodeDecodeError):
+            parser.read_string(file.read_text(encoding="utf-8"))
+            if url := parser.get("default", "base_url", fallback=""):
+                return url
+    return "https://api.wandb.ai"
+
+
 def is_logged_in(url: str) -> bool:
     """Return whether there is a key for W&B's server: in a variable, or in the file of logins."""
     if any(os.environ.get(name) for name in LOGIN_VARIABLES):
@@ -173,10 +192,7 @@ def is_logged_in(url: str) -> bool:
     home = Path(os.path.expanduser("~"))
     files = [Path(given)] if given else [home / ".netrc", home / "_netrc"]
     for file in files:
-        try:
-            logins = netrc.netrc(str(file))
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            continue
-        if logins.authenticators(urlsplit(url).hostname or ""):
-            return True
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            if netrc.netrc(str(file)).authenticators(urlsplit(url).hostname or ""):
+                return True
     return False

@@ -15,6 +15,7 @@ from tests.support.logged_run import EPOCHS, NAMES, STEPS, loss_of
 from tests.support.wandb_file import history_of, records_of
 from utils.loggers.base import LoggedRun
 from utils.loggers.registry import LOGGERS
+from utils.loggers.wandb_log import is_logged_in, server_url
 
 SCRIPT = Path(__file__).parents[2] / "support" / "logged_run.py"
 VARIABLES = ("WANDB_", "MLFLOW_", "NETRC")
@@ -84,11 +85,10 @@ def sorted_values(values: dict[int, float]) -> Values:
     return sorted(values.items())
 
 
-pytestmark = pytest.mark.slow
-
 # ---------------------------------------------------------------------- TensorBoard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tag", "expected"), [("step/box_loss", STEP_LOSSES), ("train/box_loss", EPOCH_LOSSES)]
 )
@@ -97,6 +97,7 @@ def test_tensorboard_has_each_step_once(events, tag, expected):
     assert sorted(found) == sorted_values(expected)  # numbers that float32 holds exactly
 
 
+@pytest.mark.slow
 def test_tensorboard_files_have_no_step_twice(folder):
     """Without EventAccumulator, which drops what was logged before a restart."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -111,6 +112,7 @@ def test_tensorboard_files_have_no_step_twice(folder):
     assert set(places.values()) == {1}
 
 
+@pytest.mark.slow
 def test_tensorboard_has_pictures_curves_and_settings(events):
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -135,6 +137,7 @@ def test_tensorboard_has_pictures_curves_and_settings(events):
 # ---------------------------------------------------------------------- W&B
 
 
+@pytest.mark.slow
 def test_wandb_has_each_step_once(history):
     steps = [(row["step"], row["step/box_loss"]) for row in history if "step/box_loss" in row]
     assert steps == sorted_values(STEP_LOSSES)
@@ -144,6 +147,7 @@ def test_wandb_has_each_step_once(history):
     assert numbers == list(range(len(history)))
 
 
+@pytest.mark.slow
 def test_wandb_has_pictures_classes_and_settings(folder, history):
     (file,) = folder.glob("wandb/**/*.wandb")
     pictures = [row["pictures/labels.path"] for row in history if "pictures/labels.path" in row]
@@ -164,6 +168,7 @@ def test_wandb_has_pictures_classes_and_settings(folder, history):
 # ---------------------------------------------------------------------- MLflow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "expected"), [("step/box_loss", STEP_LOSSES), ("train/box_loss", EPOCH_LOSSES)]
 )
@@ -172,6 +177,7 @@ def test_mlflow_has_each_step_once(client, mlflow_run, key, expected):
     assert sorted((metric.step, metric.value) for metric in history) == sorted_values(expected)
 
 
+@pytest.mark.slow
 def test_mlflow_has_pictures_classes_and_settings(client, mlflow_run):
     assert mlflow_run.info.status == "FINISHED"
     files = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
@@ -182,6 +188,7 @@ def test_mlflow_has_pictures_classes_and_settings(client, mlflow_run):
     assert mlflow_run.data.metrics["evaluation/epoch"] == 2
 
 
+@pytest.mark.slow
 def test_pictures_of_mlflow_store_are_no_training_images(folder):
     assert (folder.parent / "mlflow" / "kestrel-run.txt").exists()
 
@@ -194,6 +201,34 @@ def test_missing_package_is_one_sentence_with_its_pip_command(name, monkeypatch)
     monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
     with pytest.raises(ValueError, match=f"--{name} needs the package {name}: pip install {name}$"):
         LOGGERS[name]().prepare()
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "netrc", "logged_in"),
+    [
+        ({}, "", "", False),
+        ({"WANDB_API_KEY": "k"}, "", "", True),
+        ({}, "", "machine api.wandb.ai login user password k", True),
+        ({}, "", "machine example.com login user password k", False),
+        ({}, "[default]\nbase_url = https://example.com", "machine example.com password k", True),
+        ({"WANDB_BASE_URL": "https://a.b:8"}, "", "machine a.b login user password k", True),
+        ({}, "no section", "machine", False),
+    ],
+)
+def test_wandb_login_is_found_without_asking(
+    tmp_path, monkeypatch, variables, settings, netrc, logged_in
+):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings").write_text(settings)
+    (tmp_path / ".netrc").write_text(netrc)
+    (tmp_path / ".netrc").chmod(0o600)
+    assert is_logged_in(server_url()) == logged_in
 
 
 def run_in(folder: Path, *, restarts: bool = False) -> LoggedRun:

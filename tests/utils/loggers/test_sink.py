@@ -207,11 +207,17 @@ def test_picture_is_recorded_again_only_if_it_has_changed(tmp_path):
     assert [entry.file for entry in resumed.made["Recorder"].records] == ["labels.png"] * 2
 
 
-def test_new_run_forgets_the_journal_of_an_earlier_one(tmp_path):
-    Session(tmp_path, Recorder).steps(1)
+@pytest.mark.parametrize("saved", [False, True])
+def test_new_run_forgets_the_journal_of_an_earlier_one(tmp_path, saved):
+    """If that had no checkpoint, a launcher has started it again."""
+    earlier = Session(tmp_path, Recorder)
+    earlier.steps(1)
+    if saved:
+        earlier.save()
     run = Session(tmp_path, Recorder)
     assert run.steps_of() == []
-    assert not run.made["Recorder"].run.resumed
+    logged = run.made["Recorder"].run
+    assert (logged.resumed, logged.restarts) == (not saved, not saved)
 
 
 def test_without_loggers_nothing_is_written(tmp_path):
