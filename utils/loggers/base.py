@@ -94,9 +94,11 @@ class LoggedRun:
         return path if record.file and path.is_file() else None
 
     def settings(self) -> dict[str, bool | int | float | str]:
-        """Return flags and hyper-parameters by name; lists as text."""
+        """Return flags, but --resume, and hyper-parameters by name; lists as text."""
         found: dict[str, bool | int | float | str] = {}
         for name, value in {**self.config, **self.hyp}.items():
+            if name == "resume":
+                continue
             if isinstance(value, (list, tuple)):
                 found[name] = " ".join(map(str, value))
             elif isinstance(value, (bool, int, float)):

@@ -52,6 +52,7 @@ HANGS_S = 300.0
 END_S = 30.0
 END_VARIABLE = "KESTREL_LOGGER_WAIT"  # changes END_S
 INTERRUPTED_END_S = 10.0
+QUIET_S = 2.0  # without a line that says so
 
 
 class Loggers:
@@ -237,28 +238,34 @@ class Loggers:
 
     def _wait_until_sent(self) -> None:
         """Wait for the loggers to write all records; leave out those that are too slow."""
-        limit = end_seconds(os.environ)
-        deadline = time.monotonic() + limit
-        for follower in self._active():
-            if not follower.wait_until_sent(seconds_until(deadline)):
-                follower.leave_out(late(limit))
+        self._wait(Follower.wait_until_sent, end_seconds(os.environ))
 
     def _close(self, status: str) -> None:
         """Let the loggers close their runs; leave out those that are too slow."""
         limit = end_seconds(os.environ)
         if status == INTERRUPTED:
             limit = min(limit, INTERRUPTED_END_S)
-        deadline = time.monotonic() + limit
-        active = self._active()
-        for follower in active:
+        for follower in self._active():
             follower.finish(status)
-        for follower in active:
-            if not follower.join(seconds_until(deadline)):
-                follower.leave_out(late(limit))
+        self._wait(Follower.join, limit)
 
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+    def _wait(self, wait: Callable[[Follower, float], bool], limit: float) -> None:
+        """Wait for all loggers, together for `limit` seconds; say so if it takes longer than one.
+
+        wait: waits for one logger and returns whether it was in time.
+        """
+        began = time.monotonic()
+        late = [f for f in self._active() if not wait(f, seconds_until(began + QUIET_S))]
+        if late and limit > QUIET_S:
+            titles = ", ".join(follower.logger.title for follower in late)
+            self._say(f"waiting for {titles}: at most {limit:g} s")
+        for follower in late:
+            if not wait(follower, seconds_until(began + limit)):
+                follower.leave_out(too_late(limit))
 
     # ---- failures
 
@@ -320,7 +327,7 @@ def seconds_until(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.0)
 
 
-def late(limit: float) -> str:
+def too_late(limit: float) -> str:
     """Return why a logger is left out that was too slow at the end of a run."""
     return f"was not done {limit:g} s after the end ({END_VARIABLE} sets another limit)"
 

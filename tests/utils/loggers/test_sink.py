@@ -261,6 +261,7 @@ def test_logger_that_cannot_open_its_run_is_left_out(tmp_path):
 
 def test_blocking_logger_delays_no_step_and_the_end_for_a_limited_time(tmp_path, monkeypatch):
     monkeypatch.setenv("KESTREL_LOGGER_WAIT", "2")
+    monkeypatch.setattr(sink_module, "QUIET_S", 0.5)
     run = Session(tmp_path, Blocking, Recorder)
     began = time.monotonic()
     run.steps(*range(1, 200))
@@ -272,8 +273,9 @@ def test_blocking_logger_delays_no_step_and_the_end_for_a_limited_time(tmp_path,
     run.send(RunEnded(tmp_path, {}), LogClosed("finished"))
     assert 2 <= time.monotonic() - began < 10
     assert run.said == [
+        "waiting for Blocking: at most 2 s",
         "Blocking: was not done 2 s after the end (KESTREL_LOGGER_WAIT sets another limit); "
-        "it is left out from here on; the run goes on without it"
+        "it is left out from here on; the run goes on without it",
     ]
     assert len(run.made["Recorder"].records) == 199
     assert run.made["Recorder"].status == "finished"
