@@ -29,7 +29,7 @@ from training import run as run_module
 from training.checkpoints.restart import MARKS, launcher_mark
 from training.checkpoints.status import FINISHED, write_status
 from training.run import open_run
-from training.settings.config import TrainConfig
+from training.settings.config import LISTS, TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 from training.settings.recipe import TrainedWeights
 from utils import __version__
@@ -54,6 +54,8 @@ MAY_CHANGE = {
     "cache": "off",
     "compile": "default",
     "cache_dir": "cached",
+    "loggers": ("tensorboard",),
+    "entity": "me",
 }
 MAY_NOT_CHANGE = {
     "weights": "other.pt",
@@ -227,8 +229,8 @@ def test_flag_changes_a_resumed_run(tmp_path, name):
     value = MAY_CHANGE[name]
     assert getattr(run.config, name) == value
     before = small_description().config[name]
-    if name == "data":
-        (before,), (value,) = before, value
+    if name in LISTS:
+        before, value = " ".join(before) or "none", " ".join(value)
     flag = "--" + name.replace("_", "-")
     assert said[1:] == [f"--resume changes {flag} from {before} to {value}"]
 

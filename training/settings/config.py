@@ -198,7 +198,7 @@ class TrainConfig:
             muon = "--shard and --optimizer Muon cannot be used together: choose AdamW"
             require(self.optimizer != "Muon", muon)
         require(
-            not self.entity or "wandb" in self.loggers,
+            not self.entity or "wandb" in self.loggers or bool(self.resume),
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
         )
         require(

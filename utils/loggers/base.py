@@ -89,9 +89,13 @@ class LoggedRun:
     say: Callable[[str], None]
 
     def picture(self, record: Record) -> Path | None:
-        """Return the path of a PICTURE; None for other records, or if the file was removed."""
+        """Return the path of a PICTURE; None for other records, or if the file was removed.
+
+        The records of a run folder may come from somebody else: no other file is ever sent.
+        """
         path = self.folder / record.file
-        return path if record.file and path.is_file() else None
+        is_inside = record.kind == PICTURE and path.name == record.file
+        return path if is_inside and path.is_file() and not path.is_symlink() else None
 
     def settings(self) -> dict[str, bool | int | float | str]:
         """Return flags, but --resume, and hyper-parameters by name; lists as text."""

@@ -19,6 +19,7 @@ from utils.optional_packages import import_all_optional, import_optional
 
 HEADER = struct.Struct("<QI")  # of an entry: length of its data, checksum
 FOOTER_BYTES = 4  # a checksum
+PREFIX = "events.out.tfevents"
 HPARAMS = "_hparams_/"  # how the tags of hyper-parameters begin
 MODULES = (
     "torch.utils.tensorboard.summary",
@@ -49,6 +50,8 @@ class TensorBoardLogger(Logger):
     def start(self, run: LoggedRun) -> int:
         self.run = run
         name = Path(run.kept().get("file", "")).name
+        if not name.startswith(PREFIX):
+            name = ""
         before = run.folder / name
         if name and before.is_file() and run.resumed and not run.restarts:
             self.stream: BinaryIO = open(before, "r+b")  # noqa: SIM115
@@ -57,7 +60,7 @@ class TensorBoardLogger(Logger):
             if name:
                 before.unlink(missing_ok=True)
             host = socket.gethostname()
-            name = f"events.out.tfevents.{time.time_ns() // 10**9}.{host}.{os.getpid()}.kestrel"
+            name = f"{PREFIX}.{time.time_ns() // 10**9}.{host}.{os.getpid()}.kestrel"
             self.stream = open(run.folder / name, "wb")  # noqa: SIM115
             run.keep(file=name)
             known = 0

@@ -1,10 +1,10 @@
 """Weights & Biases: online for users who are logged in, else a folder for `wandb sync`."""
 
 import configparser
-import glob
 import netrc
 import os
 import platform
+import re
 import secrets
 import shlex
 import shutil
@@ -67,6 +67,8 @@ class WandbLogger(Logger):
     def start(self, run: LoggedRun) -> int:
         self.logged = run
         before = run.kept().get("id", "") if run.resumed else ""
+        if not re.fullmatch(r"[0-9a-z]+", before):
+            before = ""
         folders_before = self._offline_folders(before)
         identity = before
         if not before or (run.restarts and self.mode != "offline"):
@@ -132,7 +134,7 @@ class WandbLogger(Logger):
 
     def _offline_folders(self, identity: str) -> list[Path]:
         """Return the folders of earlier processes of the run of this id; "" for none."""
-        found = self.logged.folder.glob(f"wandb/offline-run-*-{glob.escape(identity)}")
+        found = self.logged.folder.glob(f"wandb/offline-run-*-{identity}")
         return list(found) if identity else []
 
     # ---- rows

@@ -207,6 +207,21 @@ def test_picture_is_recorded_again_only_if_it_has_changed(tmp_path):
     assert [entry.file for entry in resumed.made["Recorder"].records] == ["labels.png"] * 2
 
 
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "link.png", ".", "gone.png"])
+def test_records_of_a_folder_name_no_file_outside(tmp_path, name):
+    """Of a run folder that somebody else has made."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    (tmp_path / "secret.png").write_bytes(b"")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "labels.png").write_bytes(b"")
+    run = Session(folder, Recorder)
+    run.wait()
+    logged = run.made["Recorder"].run
+    assert logged.picture(record(0, PICTURE, file=name)) is None
+    assert logged.picture(record(0, PICTURE, file="labels.png")) == folder / "labels.png"
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_new_run_forgets_the_journal_of_an_earlier_one(tmp_path, saved):
     """If that had no checkpoint, a launcher has started it again."""
