@@ -120,6 +120,7 @@ ALLOWED_UTILS_IMPORTS = {
     "metrics": {"", "files", "images", "metrics"},
     "outputs": {"", "files", "images", "metrics", "plots", "outputs"},
     "plots": {"", "files", "images", "plots"},
+    "report": {"", "report"},
 }
 ALLOWED_TO_LOG = {"", "metrics", "loggers"}  # types of events, and the sinks that all scripts have
 
