@@ -209,6 +209,7 @@ from training import (
     Run,
     SaveTrigger,
     StepReports,
+    TrainingReport,
     TrainState,
     build_train_state,
     compile_loss,
@@ -219,6 +220,7 @@ from training import (
     evaluate_best,
     freeze,
     memory_advice,
+    model_facts,
     nan_if_nonfinite,
     next_steps,
     open_run,
@@ -368,6 +370,10 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
 
     # The run folder: created only after all checks have passed
     run.open_folder(data, log.say)
+    pictures_wanted = world.is_main and not cfg.noplots
+    described = state.describe(len(loaders.train), cfg.optimizer)
+    facts = model_facts(cfg, model, described, run.recipe)
+    log.attach(TrainingReport(data, world, facts, active=pictures_wanted))
     log.send(
         RunStarted(
             run.folder,
@@ -379,13 +385,12 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
             recorded=progress.recorded if run.saved else None,
         )
     )
-    pictures_wanted = world.is_main and not cfg.noplots
     pictures = Pictures(run.folder, data.names, active=pictures_wanted, written=log.image_written)
     pictures.labels(train_labels.classes, train_labels.boxes_cxcywh_norm())
     val_images = counted(len(data.labels["val"]), f"val {data.unit}")
     log.say(
         f"{data.file}, {len(train_labels):,} train and {val_images} at {image_size} px; "
-        f"{state.describe(len(loaders.train), cfg.optimizer)}; workers {loaders.train.workers}; "
+        f"{described}; workers {loaders.train.workers}; "
         f"writing to {run.folder}"
     )
     world.wait_for_main()

@@ -179,7 +179,7 @@ from models.loading import (
     load_backend,
 )
 from models.weights.pretrained import fetch_weights
-from training import draw_results, evaluate_split
+from training import draw_results, evaluate_split, write_validation_report
 from training.settings.config import PER_MACHINE
 from utils.distributed import (
     World,
@@ -308,6 +308,16 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     pictures = Pictures(folder, dataset.names, active=world.is_main, written=log.image_written)
     draw_results(pictures, result, loader)
     if world.is_main:
+        write_validation_report(
+            folder,
+            result,
+            dataset,
+            split,
+            world,
+            weights=", ".join(paths),
+            flags=vars(args),
+            defaults=vars(parse_args([])[0]),
+        )
         pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
         if pycocotools_summary:
             log.table(pycocotools_summary)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         refuse_mostly_skipped,
     )
     from training.progress import StepReports
+    from training.report.facts import model_facts
+    from training.report.training import TrainingReport
+    from training.report.validation import write_validation_report
     from training.result_pictures import draw_results
     from training.results import next_steps
     from training.run import Run, open_run
@@ -66,6 +69,9 @@ __all__, __getattr__ = lazy_listing(
             "refuse_mostly_skipped",
         ],
         "progress": ["StepReports"],
+        "report.facts": ["model_facts"],
+        "report.training": ["TrainingReport"],
+        "report.validation": ["write_validation_report"],
         "result_pictures": ["draw_results"],
         "results": ["next_steps"],
         "run": ["Run", "open_run"],

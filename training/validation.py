@@ -141,7 +141,8 @@ class EpochValidation:
 
         pace, row = self.progress.complete_epoch(columns)
         text = f"{epoch_line(row, self.epochs)}  {pace}{self._remaining()}"
-        self.log.send(EpochEnded(self.checkpoints.folder, row, self.progress.results, text))
+        rows = self.progress.results
+        self.log.send(EpochEnded(self.checkpoints.folder, row, rows, text, result))
         self.checkpoints.write_pending()
 
     def _remaining(self) -> str:

@@ -59,6 +59,7 @@ class EpochEnded:
     row: Row  # its losses, metrics and learning rate, nan for missing values
     rows: Sequence[Row]  # of all epochs; this one is the last
     text: str  # the row as one line
+    evaluation: "Evaluation | None" = None  # of its averaged weights; None if not validated
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Write report.html."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from training.report.facts import Rows
+from utils import __version__
+from utils.files.writers import write_text
+from utils.report import build_page
+
+REPORT = "report.html"  # in the run folder
+State = Literal["running", "finished"]
+Figure = tuple[str, str, str]  # label, value, meaning
+SettingRow = tuple[str, str, bool]  # name, value, whether it differs from the default
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """The values of a report.
+
+    script: that writes it, train.py or val.py. status: as text. figures: shown beside the metrics.
+    facts: lists with their titles. settings, hyp: all of them. epochs: columns of results.csv.
+    evaluation: as `result_values` returns it, None if there is none yet.
+    """
+
+    script: str
+    state: State
+    status: str
+    figures: Sequence[Figure]
+    facts: Sequence[tuple[str, Rows]]
+    settings: Sequence[SettingRow]
+    hyp: Sequence[SettingRow] = ()
+    epochs: dict[str, list[float]] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the report into a run folder; a reader sees the old one or this one."""
+        values = {
+            "title": folder.name,
+            "folder": str(folder),
+            "script": self.script,
+            "status": {"state": self.state, "text": self.status},
+            "version": __version__,
+            "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "figures": self.figures,
+            "facts": [entry for entry in self.facts if entry[1]],
+            "settings": self.settings,
+            "hyp": self.hyp,
+            "epochs": self.epochs,
+            "evaluation": self.evaluation,
+        }
+        page = build_page("report.js", f"{folder.name}: Kestrel's report", values)
+        write_text(folder / REPORT, page)

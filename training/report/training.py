@@ -1,0 +1,159 @@
+"""The report of a training: a sink of the run's events."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data import Dataset
+from training.report.facts import Rows, data_facts, environment_facts, setting_rows
+from training.report.page import Figure, ReportPage, State
+from training.report.result import error_values, images_figure, result_values
+from training.settings.config import TrainConfig
+from training.settings.hyperparameters import Hyp
+from utils.distributed.world import World
+from utils.log import EpochEnded, EvaluationEnded, Event, Row, RunEnded, RunStarted
+
+MAX_SHARE = 0.01  # of the time that a run may spend on its report, before its end
+
+
+class TrainingReport:
+    """Writes report.html into the run folder: at the start, after epochs, and at the end.
+
+    After an epoch it is written only if that takes at most MAX_SHARE of the time since it was last
+    written, so a run of short epochs writes it less often. The errors and their pictures take
+    seconds: they are there at the end. A run that is resumed has its earlier epochs again.
+
+    Args:
+        data: with the labels of both splits.
+        world: of the processes.
+        model: what the report says of the model and of how it is trained.
+        active: False to write nothing.
+    """
+
+    def __init__(self, data: Dataset, world: World, model: Rows, *, active: bool) -> None:
+        self.data = data
+        self.active = active
+        self._facts: list[tuple[str, Rows]] = []
+        if active:
+            self._facts = [
+                ("Data", data_facts(data)),
+                ("Model and training", model),
+                ("Environment", environment_facts(world)),
+            ]
+        self._started = RunStarted(Path(), {}, {}, [])
+        self._started_at = ""
+        self._result: dict[str, Any] | None = None
+        self._figures: list[Figure] = []  # of the final evaluation
+        self._cost = 0.0  # seconds that the last update took
+        self._written = 0.0  # when it ended
+
+    def handle(self, event: Event) -> None:
+        """Take what the event says into the report."""
+        if not self.active:
+            return
+        if isinstance(event, RunStarted):
+            self._started = event
+            self._started_at = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._write(event.rows)
+        elif isinstance(event, EpochEnded):
+            self._started = RunStarted(
+                event.folder, self._started.config, self._started.hyp, event.rows
+            )
+            if time.monotonic() - self._written >= self._cost / MAX_SHARE:
+                self._after_epoch(event)
+        elif isinstance(event, EvaluationEnded):
+            self._after_evaluation(event)
+        elif isinstance(event, RunEnded):
+            self._write(self._started.rows, "finished")
+
+    def _after_epoch(self, event: EpochEnded) -> None:
+        """Write the report of a run that goes on."""
+        begin = time.monotonic()
+        if event.evaluation is not None:
+            of = f"The averaged weights after epoch {event.row['epoch']:.0f}, on the val split."
+            self._result = result_values(event.evaluation, self.data.names, of)
+        self._write(event.rows)
+        self._written = time.monotonic()
+        self._cost = self._written - begin
+
+    def _after_evaluation(self, event: EvaluationEnded) -> None:
+        """Keep the final evaluation; the report is written when the run ends."""
+        evaluation = event.evaluation
+        of = f"best.pt, the averaged weights of epoch {event.epoch}, on the val split."
+        self._result = result_values(evaluation, event.names, of)
+        labels = self.data.labels["val"].whole
+        self._result |= error_values(evaluation, labels, event.names)
+
+        trained = len(self._started.rows)
+        self._figures = [
+            ("Best epoch", f"{event.epoch}", f"of {trained} that were trained"),
+            images_figure(evaluation),
+        ]
+
+    def _write(self, rows: Sequence[Row], state: State = "running") -> None:
+        """Write the report. rows: of results.csv."""
+        folder, config, hyp = self._started.folder, self._started.config, self._started.hyp
+        page = ReportPage(
+            script="train.py",
+            state=state,
+            status=status_text(state, len(rows), config["epochs"]),
+            figures=self._figures,
+            facts=[*self._facts, ("Time", self._times(rows))],
+            settings=setting_rows(config, TrainConfig().as_dict()),
+            hyp=setting_rows(hyp, Hyp().as_dict()),
+            epochs=self._columns(rows),
+            evaluation=self._result,
+        )
+        page.write(folder)
+
+    def _columns(self, rows: Sequence[Row]) -> dict[str, list[float]]:
+        """Return the columns of results.csv and the speed, by name."""
+        if not rows:
+            return {}
+        columns = {name: [row.get(name, float("nan")) for row in rows] for name in rows[0]}
+        images = len(self.data.labels["train"])
+        columns["images_per_second"] = [images / max(row["time"], 1e-3) for row in rows]
+        return columns
+
+    def _times(self, rows: Sequence[Row]) -> Rows:
+        """Return when the run started, and how long its epochs took."""
+        times: Rows = [("started or resumed", self._started_at)]
+        seconds = [row["time"] for row in rows]
+        if seconds:
+            times += [
+                ("epochs", f"{len(rows):,}"),
+                ("training", duration_text(sum(seconds))),
+                ("an epoch (median)", duration_text(statistics.median(seconds))),
+            ]
+        return times
+
+
+def status_text(state: State, trained: int, epochs: int) -> str:
+    """Return how far a run is, as text.
+
+    >>> status_text("running", 3, 10), status_text("finished", 10, 10)
+    ('running: 3 of 10 epochs', 'finished: 10 epochs')
+    >>> status_text("finished", 7, 10)
+    'finished: stopped early, 7 of 10 epochs'
+    """
+    if state == "running":
+        return f"running: {trained:,} of {epochs:,} epochs"
+    if trained < epochs:
+        return f"{state}: stopped early, {trained:,} of {epochs:,} epochs"
+    return f"{state}: {epochs:,} epochs"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time as text.
+
+    >>> [duration_text(seconds) for seconds in (4.25, 100, 7380)]
+    ['4.2 s', '1 min 40 s', '2 h 3 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
