@@ -1,0 +1,1 @@
+"""Several runs side by side: python -m training.compare RUN ..."""
