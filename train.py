@@ -113,7 +113,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--noval", action="store_true", help="validate only at the end")
     add("--val-period", type=int, help="validate every N epochs, and at the end")
     add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
-    add("--noplots", action="store_true", help="draw no pictures")
+    add("--noplots", action="store_true", help="draw no pictures, write no report")
     add(
         "--multi-scale",
         action="store_true",

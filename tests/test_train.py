@@ -158,8 +158,11 @@ def test_plots_are_drawn_unless_disabled(start):
         picture = cv2.imread(str(folder / name))
         assert picture is not None, name
         assert picture.std() > 5, name  # something is drawn
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert '"text":"finished: 1 epoch"' in report
+    assert '"kinds":{"classification"' in report  # the errors of best.pt
     _, bare = start("--epochs", "1", name="bare")
-    assert not list(bare.glob("*.png")) + list(bare.glob("*.jpg"))
+    assert not [file for file in bare.iterdir() if file.suffix in (".png", ".jpg", ".html")]
 
 
 def test_same_seed_gives_same_bits(start):

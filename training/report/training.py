@@ -14,6 +14,7 @@ from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
 from utils.log import EpochEnded, EvaluationEnded, Event, Row, RunEnded, RunStarted
+from utils.printable import counted
 
 MAX_SHARE = 0.01  # of the time that a run may spend on its report, before its end
 
@@ -138,11 +139,12 @@ def status_text(state: State, trained: int, epochs: int) -> str:
     >>> status_text("finished", 7, 10)
     'finished: stopped early, 7 of 10 epochs'
     """
+    wanted = counted(epochs, "epoch")
     if state == "running":
-        return f"running: {trained:,} of {epochs:,} epochs"
+        return f"running: {trained:,} of {wanted}"
     if trained < epochs:
-        return f"{state}: stopped early, {trained:,} of {epochs:,} epochs"
-    return f"{state}: {epochs:,} epochs"
+        return f"{state}: stopped early, {trained:,} of {wanted}"
+    return f"{state}: {wanted}"
 
 
 def duration_text(seconds: float) -> str:

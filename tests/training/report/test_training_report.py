@@ -1,0 +1,121 @@
+"""The report of a training: when it is written, and what it says then."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from training.report import training
+from training.report.training import MAX_SHARE, TrainingReport
+from training.settings.config import TrainConfig
+from training.settings.hyperparameters import Hyp
+from utils.distributed.world import World
+from utils.log import EpochEnded, RunEnded, RunStarted
+
+CPU = World(torch.device("cpu"))
+
+
+def values_of(folder: Path) -> dict:
+    """The values in a report."""
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    (text,) = re.findall(r'id="values">(.*?)</script>', page)
+    return json.loads(text)
+
+
+def report_of(*, active: bool = True) -> TrainingReport:
+    report = SimpleNamespace(
+        images=8, background=1, instances=20, problem_counts=[("note", 3), ("row dropped", 2)]
+    )
+    data = SimpleNamespace(
+        names=["cat"],
+        labels={"train": range(8), "val": None},
+        file=Path("pets.yaml"),
+        reports={"train": report},
+        digests={"train": "0123456789abcdef0123"},
+    )
+    return TrainingReport(data, CPU, [("model", "yolov5n.yaml")], active=active)
+
+
+def started(folder: Path, rows: list[dict[str, float]]) -> RunStarted:
+    return RunStarted(folder, TrainConfig(epochs=5).as_dict(), Hyp(lr0=0.02).as_dict(), rows)
+
+
+def rows(number: int) -> list[dict[str, float]]:
+    return [{"epoch": epoch, "time": 2.0, "lr": 0.1} for epoch in range(1, number + 1)]
+
+
+def test_report_is_there_from_the_start_and_says_how_the_run_ended(tmp_path):
+    report = report_of()
+    report.handle(started(tmp_path, []))
+    values = values_of(tmp_path)
+    assert values["status"] == {"state": "running", "text": "running: 0 of 5 epochs"}
+    assert values["epochs"] == {}
+    assert values["evaluation"] is None
+    assert ["epochs", "5", True] in values["settings"]
+    assert ["imgsz", "640", False] in values["settings"]
+    assert ["lr0", "0.02", True] in values["hyp"]
+    facts = {title: dict(facts) for title, facts in values["facts"]}
+    assert facts["Data"]["train"] == "8 images, 1 of them without objects; 20 boxes"
+    assert facts["Data"]["train, problems"] == "2: see data_report.json"
+    assert facts["Data"]["train, digest"] == "0123456789abcdef"
+    assert facts["Environment"]["torch"] == str(torch.__version__)
+
+    report.handle(EpochEnded(tmp_path, rows(1)[0], rows(1), ""))
+    report.handle(RunEnded(tmp_path, {}))
+    values = values_of(tmp_path)
+    assert values["status"]["text"] == "finished: stopped early, 1 of 5 epochs"
+    assert values["epochs"]["images_per_second"] == [4.0]  # 8 images in 2 seconds
+
+
+def test_resumed_run_has_its_earlier_epochs(tmp_path):
+    report_of().handle(started(tmp_path, rows(3)))
+    assert values_of(tmp_path)["epochs"]["epoch"] == [1, 2, 3]
+
+
+def test_inactive_report_writes_nothing(tmp_path):
+    report = report_of(active=False)
+    for event in (started(tmp_path, []), RunEnded(tmp_path, {})):
+        report.handle(event)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
+    """Each write takes 1 s, so the next one is due after 1 / MAX_SHARE seconds."""
+    now = [0.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    written = []
+    real = training.ReportPage.write
+
+    def write(page, folder):
+        written.append(len(page.epochs.get("epoch", [])))
+        now[0] += 1
+        real(page, folder)
+
+    monkeypatch.setattr(training.ReportPage, "write", write)
+    report = report_of()
+    report.handle(started(tmp_path, []))
+    for epoch in range(1, 6):
+        now[0] += 0.4 / MAX_SHARE
+        report.handle(EpochEnded(tmp_path, rows(epoch)[-1], rows(epoch), ""))
+    # at the start; after epoch 1; after epoch 4, 1.2 / MAX_SHARE seconds later
+    assert written == [0, 1, 4]
+    report.handle(RunEnded(tmp_path, {}))
+    assert written[-1] == 5
+
+
+def test_full_disk_leaves_the_old_report(tmp_path, monkeypatch):
+    report = report_of()
+    report.handle(started(tmp_path, []))
+    before = (tmp_path / "report.html").read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="No space left"):
+        report.handle(RunEnded(tmp_path, {}))
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
