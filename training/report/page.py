@@ -12,7 +12,7 @@ from utils.files.writers import write_text
 from utils.report import build_page
 
 REPORT = "report.html"  # in the run folder
-State = Literal["running", "finished"]
+State = Literal["running", "finished", "interrupted", "failed"]
 Figure = tuple[str, str, str]  # label, value, meaning
 SettingRow = tuple[str, str, bool]  # name, value, whether it differs from the default
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data.labels import Labels
 from training.report.pictures import error_pictures
-from utils.metrics import calibration_bins, class_rows, error_kinds, size_bins
+from utils.metrics import calibration_bins, class_rows, size_bins
 from utils.metrics.evaluation import Evaluation
 from utils.printable import counted
 
@@ -94,7 +94,7 @@ def error_values(evaluation: Evaluation, labels: Labels, names: Sequence[str]) -
     detections = evaluation.detections
     image_ids = labels.image_ids
     class_ids = evaluation.curves.class_ids
-    errors = error_kinds(truth, detections, image_ids=image_ids, class_ids=class_ids)
+    errors = evaluation.error_kinds
     sizes = size_bins(truth, detections, image_ids=image_ids, class_ids=class_ids)
     bins = calibration_bins(truth, detections, image_ids=image_ids, class_ids=class_ids)
     return {

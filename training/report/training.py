@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from data import Dataset
@@ -13,7 +13,7 @@ from training.report.result import error_values, images_figure, result_values
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
-from utils.log import EpochEnded, EvaluationEnded, Event, Row, RunEnded, RunStarted
+from utils.log import EpochEnded, EvaluationEnded, Event, LogClosed, Row, RunEnded, RunStarted
 from utils.printable import counted
 
 MAX_SHARE = 0.01  # of the time that a run may spend on its report, before its end
@@ -43,31 +43,34 @@ class TrainingReport:
                 ("Model and training", model),
                 ("Environment", environment_facts(world)),
             ]
-        self._started = RunStarted(Path(), {}, {}, [])
-        self._started_at = ""
+        self._run: RunStarted | None = None
+        self._began = ""  # when this process started or resumed the run
+        self._rows: Sequence[Row] = []
         self._result: dict[str, Any] | None = None
         self._figures: list[Figure] = []  # of the final evaluation
-        self._cost = 0.0  # seconds that the last update took
-        self._written = 0.0  # when it ended
+        self._written = 0.0  # when the report was last written after an epoch
+        self._cost = 0.0  # seconds that it took
 
     def handle(self, event: Event) -> None:
         """Take what the event says into the report."""
         if not self.active:
             return
         if isinstance(event, RunStarted):
-            self._started = event
-            self._started_at = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._write(event.rows)
+            self._run = event
+            self._began = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._rows = event.rows
+            self._write("running")
         elif isinstance(event, EpochEnded):
-            self._started = RunStarted(
-                event.folder, self._started.config, self._started.hyp, event.rows
-            )
+            self._rows = event.rows
             if time.monotonic() - self._written >= self._cost / MAX_SHARE:
                 self._after_epoch(event)
         elif isinstance(event, EvaluationEnded):
             self._after_evaluation(event)
         elif isinstance(event, RunEnded):
-            self._write(self._started.rows, "finished")
+            self._write("finished")
+        elif isinstance(event, LogClosed) and event.status != "finished":
+            with suppress(OSError):  # the run's own error is the one to report
+                self._write("interrupted" if event.status == "interrupted" else "failed")
 
     def _after_epoch(self, event: EpochEnded) -> None:
         """Write the report of a run that goes on."""
@@ -75,42 +78,44 @@ class TrainingReport:
         if event.evaluation is not None:
             of = f"The averaged weights after epoch {event.row['epoch']:.0f}, on the val split."
             self._result = result_values(event.evaluation, self.data.names, of)
-        self._write(event.rows)
+        self._write("running")
         self._written = time.monotonic()
         self._cost = self._written - begin
 
     def _after_evaluation(self, event: EvaluationEnded) -> None:
         """Keep the final evaluation; the report is written when the run ends."""
         evaluation = event.evaluation
+        labels = self.data.labels["val"].whole
         of = f"best.pt, the averaged weights of epoch {event.epoch}, on the val split."
         self._result = result_values(evaluation, event.names, of)
-        labels = self.data.labels["val"].whole
         self._result |= error_values(evaluation, labels, event.names)
-
-        trained = len(self._started.rows)
+        trained = len(self._rows)
         self._figures = [
             ("Best epoch", f"{event.epoch}", f"of {trained} that were trained"),
             images_figure(evaluation),
         ]
 
-    def _write(self, rows: Sequence[Row], state: State = "running") -> None:
-        """Write the report. rows: of results.csv."""
-        folder, config, hyp = self._started.folder, self._started.config, self._started.hyp
+    def _write(self, state: State) -> None:
+        """Write the report, if the run has started."""
+        run = self._run
+        if run is None:
+            return
         page = ReportPage(
             script="train.py",
             state=state,
-            status=status_text(state, len(rows), config["epochs"]),
+            status=status_text(state, len(self._rows), run.config["epochs"]),
             figures=self._figures,
-            facts=[*self._facts, ("Time", self._times(rows))],
-            settings=setting_rows(config, TrainConfig().as_dict()),
-            hyp=setting_rows(hyp, Hyp().as_dict()),
-            epochs=self._columns(rows),
+            facts=[*self._facts, ("Time", self._times())],
+            settings=setting_rows(run.config, TrainConfig().as_dict()),
+            hyp=setting_rows(run.hyp, Hyp().as_dict()),
+            epochs=self._columns(),
             evaluation=self._result,
         )
-        page.write(folder)
+        page.write(run.folder)
 
-    def _columns(self, rows: Sequence[Row]) -> dict[str, list[float]]:
+    def _columns(self) -> dict[str, list[float]]:
         """Return the columns of results.csv and the speed, by name."""
+        rows = self._rows
         if not rows:
             return {}
         columns = {name: [row.get(name, float("nan")) for row in rows] for name in rows[0]}
@@ -118,13 +123,13 @@ class TrainingReport:
         columns["images_per_second"] = [images / max(row["time"], 1e-3) for row in rows]
         return columns
 
-    def _times(self, rows: Sequence[Row]) -> Rows:
+    def _times(self) -> Rows:
         """Return when the run started, and how long its epochs took."""
-        times: Rows = [("started or resumed", self._started_at)]
-        seconds = [row["time"] for row in rows]
+        times: Rows = [("started or resumed", self._began)]
+        seconds = [row["time"] for row in self._rows]
         if seconds:
             times += [
-                ("epochs", f"{len(rows):,}"),
+                ("epochs", f"{len(seconds):,}"),
                 ("training", duration_text(sum(seconds))),
                 ("an epoch (median)", duration_text(statistics.median(seconds))),
             ]
@@ -140,11 +145,11 @@ def status_text(state: State, trained: int, epochs: int) -> str:
     'finished: stopped early, 7 of 10 epochs'
     """
     wanted = counted(epochs, "epoch")
-    if state == "running":
-        return f"running: {trained:,} of {wanted}"
+    if state != "finished":
+        return f"{state}: {trained:,} of {wanted}"
     if trained < epochs:
-        return f"{state}: stopped early, {trained:,} of {wanted}"
-    return f"{state}: {wanted}"
+        return f"finished: stopped early, {trained:,} of {wanted}"
+    return f"finished: {wanted}"
 
 
 def duration_text(seconds: float) -> str:

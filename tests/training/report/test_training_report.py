@@ -13,7 +13,7 @@ from training.report.training import MAX_SHARE, TrainingReport
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
-from utils.log import EpochEnded, RunEnded, RunStarted
+from utils.log import EpochEnded, LogClosed, RunEnded, RunStarted
 
 CPU = World(torch.device("cpu"))
 
@@ -68,6 +68,15 @@ def test_report_is_there_from_the_start_and_says_how_the_run_ended(tmp_path):
     values = values_of(tmp_path)
     assert values["status"]["text"] == "finished: stopped early, 1 of 5 epochs"
     assert values["epochs"]["images_per_second"] == [4.0]  # 8 images in 2 seconds
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_report_says_that_the_run_was_cut_short(status, tmp_path):
+    report = report_of()
+    report.handle(LogClosed(status))  # before there is a folder
+    report.handle(started(tmp_path, rows(2)))
+    report.handle(LogClosed(status))
+    assert values_of(tmp_path)["status"] == {"state": status, "text": f"{status}: 2 of 5 epochs"}
 
 
 def test_resumed_run_has_its_earlier_epochs(tmp_path):
