@@ -40,6 +40,7 @@ from models.loading import load_backend
 from models.predict import Predictor
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
+from training.compare.__main__ import parse_args as parse_compare
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.loggers.registry import LOGGERS
@@ -329,6 +330,7 @@ def test_flags_in_inline_code_exist(monkeypatch):
     for script in SCRIPTS.values():
         script.parse_args([])
     parse_convert(["export.zip", "converted", "--to", "yolo"])
+    parse_compare(["runs/train/exp"])
     for page in USER_PAGES:
         for line, code in inline_code(read_page(page)[1]):
             if code.split()[0] != "python":
@@ -687,6 +689,27 @@ def documented_words(module: str) -> tuple[str, ...]:
     """The words of the first documented command `python -m module ...`."""
     opening = ("python", "-m", module)
     return next(command.words for command in PYTHON_COMMANDS if command.words[:3] == opening)
+
+
+def test_documented_comparisons_of_runs_write_their_pages(tmp_path, monkeypatch, capsys):
+    """The shell expands the pattern of the first one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("exp", "exp2"):
+        folder = Path("runs/train", name)
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text('{"best": {"AP": 0.5, "AP50": 0.75}}')
+    opening = ("python", "-m", "training.compare")
+    commands = [words for words in (c.words for c in PYTHON_COMMANDS) if words[:3] == opening]
+    assert len({*commands}) == 2
+    main = importlib.import_module("training.compare.__main__").main
+    for words in dict.fromkeys(commands):
+        expanded = [[*map(str, sorted(Path().glob(word)))] or [word] for word in words[3:]]
+        main([word for group in expanded for word in group])
+    assert "exp2" in capsys.readouterr().out
+    assert {file.name for file in Path().glob("*.html")} == {
+        "compare.html",
+        "before_and_after.html",
+    }
 
 
 def test_documented_model_table_command_prints_totals(capsys):
