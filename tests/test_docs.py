@@ -706,10 +706,8 @@ def test_documented_comparisons_of_runs_write_their_pages(tmp_path, monkeypatch,
         expanded = [[*map(str, sorted(Path().glob(word)))] or [word] for word in words[3:]]
         main([word for group in expanded for word in group])
     assert "exp2" in capsys.readouterr().out
-    assert {file.name for file in Path().glob("*.html")} == {
-        "compare.html",
-        "before_and_after.html",
-    }
+    written = {file.name for file in Path().glob("*.html")}
+    assert written == {"compare.html", "before_and_after.html"}
 
 
 def test_documented_model_table_command_prints_totals(capsys):
