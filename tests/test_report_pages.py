@@ -21,8 +21,9 @@ from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
 from utils.files.writers import write_csv, write_json, write_yaml
 from utils.log import EpochEnded, EvaluationEnded, RunEnded, RunStarted
+from utils.metrics import evaluate_boxes, operating_curves
 from utils.metrics.evaluation import Evaluation
-from utils.metrics.records import Detections
+from utils.metrics.records import Detections, GroundTruth
 
 CPU = World(torch.device("cpu"))
 ATTACK = "<img src=x onerror='window.attacked = 1'>"
@@ -33,6 +34,7 @@ ATTACKS = (
     "a\u2028b\u202etxt.exe",  # a line separator, and letters that run from right to left
 )
 NAMES = (*ATTACKS, *(f"class {number}" for number in range(4, 30)))
+ALL_PAGES = ("started", "nothing", "unlabeled", "finished", "compare")
 SIDE = 96
 EPOCHS = 12
 
@@ -84,6 +86,15 @@ def evaluate(dataset: Dataset, *, found: bool = True) -> Evaluation:
     return SplitPredictions(labels, detections, {}, {"model": 3.0}).evaluate()
 
 
+def unlabeled() -> Evaluation:
+    """The evaluation of an image without objects, in which one is detected."""
+    truth = GroundTruth([], [], [], [], [])
+    found = Detections([1], [0], [[1, 1, 8, 8]], [0.5])
+    ids = {"image_ids": [1], "class_ids": range(len(NAMES))}
+    coco = evaluate_boxes(truth, found, **ids)
+    return Evaluation(1, coco, operating_curves(truth, found, **ids), truth, found)
+
+
 def epoch_rows() -> list[dict[str, float]]:
     rows = []
     for epoch in range(1, EPOCHS + 1):
@@ -105,8 +116,8 @@ def epoch_rows() -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A finished run, one that has just started, one whose last epoch found nothing, and all runs
-    compared.
+    """A finished run, one that has just started, one whose last epoch found nothing, one without
+    objects, and all runs compared.
     """
     root = tmp_path_factory.mktemp("runs")
     dataset = draw_data(root / "data")
@@ -116,6 +127,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     nothing = evaluate(dataset, found=False)
     events = {
         "started": [],
+        "unlabeled": [EvaluationEnded(root, unlabeled(), NAMES, 1), RunEnded(root, {})],
         "nothing": [EpochEnded(root / "nothing", rows[0], rows[:1], "", nothing)],
         f"finished {ATTACK}": [
             EpochEnded(root / f"finished {ATTACK}", rows[-1], rows, "", best),
@@ -140,7 +152,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**reports, "compare": out}
 
 
-@pytest.mark.parametrize("name", ["started", "nothing", "finished", "compare"])
+@pytest.mark.parametrize("name", ALL_PAGES)
 def test_page_has_no_errors_and_requests_nothing(name, pages, chromium):
     """Also what is hostile is text: nothing of it runs, or becomes an element."""
     chromium.open(pages[name])
@@ -153,7 +165,7 @@ def test_page_has_no_errors_and_requests_nothing(name, pages, chromium):
     assert chromium.run("return document.querySelectorAll('section').length") > 3
 
 
-@pytest.mark.parametrize("name", ["started", "nothing", "finished", "compare"])
+@pytest.mark.parametrize("name", ALL_PAGES)
 def test_page_fits_a_phone(name, pages, chromium):
     chromium.open(pages[name], width=PHONE)
     assert chromium.run("return document.documentElement.scrollWidth") == PHONE
@@ -289,17 +301,22 @@ def test_runs_without_results_say_so(pages, chromium):
     assert chromium.texts(".figure .value")[:2] == ["0.000", "0.000"]
     assert "Written when the training has ended." in chromium.texts(".empty")
 
+    chromium.open(pages["unlabeled"])
+    assert chromium.texts(".figure .value")[:4] == ["–"] * 4
+    assert {*column(chromium, "errors", 2)} == {"0", "1"}
+    assert "of 30 without an object" in " ".join(chromium.texts(".findings"))
+
 
 def test_runs_are_compared(pages, chromium):
     chromium.open(pages["compare"])
-    assert len(column(chromium, "runs", 1)) == 3
+    assert len(column(chromium, "runs", 1)) == 4
     assert "epochs" in column(chromium, "settings", 1)
     problem = chromium.texts(".problems li")[0]
     assert problem.startswith("nothing: metrics.json cannot be used")
 
     chart = "#curves .card:nth-child(1)"
     chromium.hover(f"{chart} .u-over", 0.9)
-    assert len(chromium.texts(f"{chart} .tooltip .row")) == 3
+    assert len(chromium.texts(f"{chart} .tooltip .row")) == 4
     chromium.click("#curves .controls input")
     chromium.hover(f"{chart} .u-over", 0.8)
-    assert len(chromium.texts(f"{chart} .tooltip .row")) == 2
+    assert len(chromium.texts(f"{chart} .tooltip .row")) == 3

@@ -11,6 +11,7 @@ The page is one file without external requests.
 
 from argparse import Namespace
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 
 from training.compare.comparison import comparison_values, labels_of, problems_of, table_text
@@ -63,22 +64,29 @@ def check_out(out: Path) -> None:
         raise ValueError(f"--out {out}: exists and is not a comparison of runs; name another file")
 
 
-def find_runs(folders: Sequence[Path]) -> list[RunFiles]:
+def find_runs(given: Sequence[Path]) -> list[RunFiles]:
     """Return the runs in the given order, each once; a folder without a run is reported.
+
+    given: folders, or patterns where the shell does not expand them.
 
     Raises ValueError if a path does not exist, or if there is no run.
     """
+    folders = []
+    for path in given:
+        found = [path] if path.exists() else [Path(name) for name in sorted(glob(str(path)))]
+        if not found:
+            raise ValueError(f"{path}: there is no such folder")
+        folders += found
+
     runs: dict[Path, Path] = {}
     for folder in folders:
-        if not folder.exists():
-            raise ValueError(f"{folder}: there is no such folder")
         if is_run(folder):
             runs.setdefault(folder.resolve(), folder)
         else:
             print_lines(printable(f"{folder}: not a run folder, left out"))
     if not runs:
-        given = ", ".join(map(str, folders))
-        raise ValueError(f"{given}: no run folder, which has {', '.join(MARKS)} or one of them")
+        named = ", ".join(map(str, folders))
+        raise ValueError(f"{named}: no run folder, which has {', '.join(MARKS)} or one of them")
     return [read_run(folder) for folder in runs.values()]
 
 

@@ -11,6 +11,7 @@ from utils import __version__
 from utils.printable import printable
 
 NOT_COMPARED = ("name", "project", "exist_ok", "resume")  # settings that say where a run is
+NOT_ENDED = ("running", "unfinished", "no epoch")
 TERMINAL_COLUMNS = ("AP", "AP50", "precision", "recall")
 
 
@@ -85,7 +86,7 @@ def problems_of(runs: Sequence[RunFiles], labels: Sequence[str]) -> list[str]:
     sentences = []
     for run, label in zip(runs, labels, strict=True):
         sentences += [f"{label}: {problem}" for problem in run.problems]
-        if run.status in ("unfinished", "no epoch"):
+        if run.status in NOT_ENDED:
             sentences.append(f"{label}: the run has not ended, or was ended by force")
 
     with_classes = [(label, {*run.classes}) for run, label in zip(runs, labels, strict=True)]

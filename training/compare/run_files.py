@@ -97,7 +97,9 @@ def read_run(folder: Path) -> RunFiles:
         row = run.best_row
         for name, column in COLUMN_OF.items():
             run.best[name] = run.columns[column][row]
-        reader.problems.append(f"no {METRICS}: the numbers are those of the best row of {RESULTS}")
+        reader.problems.append(
+            f"no result in {METRICS}: the numbers are those of the best row of {RESULTS}"
+        )
     return run
 
 

@@ -22,7 +22,8 @@ class ReportPage:
     """The values of a report.
 
     script: that writes it, train.py or val.py. status: as text. figures: shown beside the metrics.
-    facts: lists with their titles. settings, hyp: all of them. epochs: columns of results.csv.
+    facts: lists with their titles. settings, hyp: all of them. unit: what a training sample is.
+    epochs: columns of results.csv.
     evaluation: as `result_values` returns it, None if there is none yet.
     """
 
@@ -33,6 +34,7 @@ class ReportPage:
     facts: Sequence[tuple[str, Rows]]
     settings: Sequence[SettingRow]
     hyp: Sequence[SettingRow] = ()
+    unit: str = "image"
     epochs: dict[str, list[float]] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
 
@@ -49,6 +51,7 @@ class ReportPage:
             "facts": [entry for entry in self.facts if entry[1]],
             "settings": self.settings,
             "hyp": self.hyp,
+            "unit": self.unit,
             "epochs": self.epochs,
             "evaluation": self.evaluation,
         }

@@ -108,6 +108,7 @@ class TrainingReport:
             facts=[*self._facts, ("Time", self._times())],
             settings=setting_rows(run.config, TrainConfig().as_dict()),
             hyp=setting_rows(run.hyp, Hyp().as_dict()),
+            unit=self.data.unit,
             epochs=self._columns(),
             evaluation=self._result,
         )
@@ -120,7 +121,7 @@ class TrainingReport:
             return {}
         columns = {name: [row.get(name, float("nan")) for row in rows] for name in rows[0]}
         images = len(self.data.labels["train"])
-        columns["images_per_second"] = [images / max(row["time"], 1e-3) for row in rows]
+        columns["per_second"] = [images / max(row["time"], 1e-3) for row in rows]
         return columns
 
     def _times(self) -> Rows:

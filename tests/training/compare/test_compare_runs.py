@@ -78,7 +78,7 @@ def test_unfinished_run_has_the_numbers_of_its_best_epoch(tmp_path):
     assert values["runs"][0]["status"] == "unfinished"
     assert values["runs"][0]["AP"] == 0.2
     assert values["problems"] == [
-        "a: no metrics.json: the numbers are those of the best row of results.csv",
+        "a: no result in metrics.json: the numbers are those of the best row of results.csv",
         "a: the run has not ended, or was ended by force",
     ]
 

@@ -33,6 +33,7 @@ def report_of(*, active: bool = True) -> TrainingReport:
         names=["cat"],
         labels={"train": range(8), "val": None},
         file=Path("pets.yaml"),
+        unit="image",
         reports={"train": report},
         digests={"train": "0123456789abcdef0123"},
     )
@@ -67,7 +68,7 @@ def test_report_is_there_from_the_start_and_says_how_the_run_ended(tmp_path):
     report.handle(RunEnded(tmp_path, {}))
     values = values_of(tmp_path)
     assert values["status"]["text"] == "finished: stopped early, 1 of 5 epochs"
-    assert values["epochs"]["images_per_second"] == [4.0]  # 8 images in 2 seconds
+    assert values["epochs"]["per_second"] == [4.0]  # 8 images in 2 seconds
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])

@@ -88,9 +88,9 @@ function curves() {
       LOSSES[term] || "A term of the loss.");
   }
   add("Learning rate", [line("learning rate", epochs.lr, 0)], "Of the last batch of each epoch: a short warm-up, then the schedule.");
-  add(epochs.images_per_second ? "Images per second" : "Seconds per epoch",
-    [epochs.images_per_second ? line("images/s", epochs.images_per_second, 0) : line("seconds", epochs.time, 0)],
-    "Training images by the time of the epoch, from its start to the start of the next one.");
+  const unit = values.unit; // image, or tile
+  add(`${unit[0].toUpperCase()}${unit.slice(1)}s per second`, [line(`${unit}s/s`, epochs.per_second, 0)],
+    `Training ${unit}s by the time of the epoch, from its start to the start of the next one.`);
   return section("curves", "Curves", note, element("div", { class: "columns" }, charts));
 }
 
@@ -153,7 +153,7 @@ function precisionRecall() {
       lineChart({ x: { title: "confidence", values: drawn.confidence, range: unit(0, 1), text: (c) => `confidence ${c.toFixed(2)}` },
         lines: [line("precision", drawn.precision, 0), line("recall", drawn.recall, 1), line("F1", drawn.f1, 2, { width: 2.5 })],
         y: { text: share, range: unit(0, 1.02) }, height: 320, description: `Chart: precision, recall and F1 against confidence. F1 is best at ${best.toFixed(3)}.` }),
-      `Mean of the classes. F1, which weighs both alike, is best at ${best.toFixed(3)}: detect.py --conf ${number(best, 2)}. Go lower if misses are worse than false alarms, higher if not.`)));
+      `Mean of the classes. F1, which weighs both alike, is best at ${best.toFixed(3)}${best >= 0.01 ? `: detect.py --conf ${number(best, 2)}` : ""}. Go lower if misses are worse than false alarms, higher if not.`)));
 }
 
 // ---- confusion matrix
@@ -256,9 +256,9 @@ function errors() {
   const both = [["false_positive", "all false detections"], ["false_negative", "all objects not found"]]
     .filter(([key]) => kinds[key]).map(([key, text]) => `${text}: ${share(kinds[key].cost)}`);
   return section("errors", title,
-    "Each wrong detection and each missed object has one kind (TIDE, arXiv 2008.08115). The cost is the AP50 that would be gained if only this kind were corrected. Costs do not add up to 1: correcting one kind changes what the others cost.",
+    "Each wrong detection and each missed object has one kind (TIDE, arXiv 2008.08115). The cost is the AP50 that would be gained if only this kind were corrected. Costs do not add up: correcting one kind changes what the others cost. Counts are of detections of any confidence; most have a low one and cost nothing.",
     element("div", { class: "card" }, sortableTable(columns, rows, { caption: title, sortedBy: "cost" }),
-      element("p", { class: "caption" }, `AP50 as TIDE counts it, where a class that is detected but not labeled in this split has 0: ${share(ap)}.${both.length ? ` AP50 to gain without ${both.join("; without ")}.` : ""}`)));
+      element("p", { class: "caption" }, `AP50 as TIDE counts it: ${share(ap)}. There the 100 most confident detections of an image count, of all classes together, and a class that is detected but not labeled in this split has 0.${both.length ? ` AP50 to gain without ${both.join("; without ")}.` : ""}`)));
 }
 
 const FIRST_PICTURES = 24; // that are shown before a click on "Show all"
