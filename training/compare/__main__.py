@@ -22,7 +22,7 @@ from utils.printable import counted, printable
 from utils.report import build_page, is_page_of
 from utils.terminal import print_lines, run_and_exit
 
-SCRIPT = "compare.js"  # builds the page
+KIND = "compare"  # of page
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for problem in problems_of(runs, labels_of(runs)):
         print_lines(printable(problem))
 
-    page = build_page(SCRIPT, f"{counted(len(runs), 'run')} compared", comparison_values(runs))
+    page = build_page(KIND, f"{counted(len(runs), 'run')} compared", comparison_values(runs))
     write_text(args.out, page)
     print_lines(f"written: {printable(args.out)}")
 
@@ -60,7 +60,7 @@ def check_out(out: Path) -> None:
         raise ValueError(f"--out {out}: is a folder; name a file, such as {out / 'compare.html'}")
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
-    if out.exists() and not is_page_of(out, SCRIPT):
+    if out.exists() and not is_page_of(out, KIND):
         raise ValueError(f"--out {out}: exists and is not a comparison of runs; name another file")
 
 

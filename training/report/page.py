@@ -55,5 +55,5 @@ class ReportPage:
             "epochs": self.epochs,
             "evaluation": self.evaluation,
         }
-        page = build_page("report.js", f"{folder.name}: Kestrel's report", values)
+        page = build_page("report", f"{folder.name}: Kestrel's report", values)
         write_text(folder / REPORT, page)

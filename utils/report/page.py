@@ -17,9 +17,33 @@ from utils.printable import printable
 from utils.report.values import to_json
 
 ASSETS = Path(__file__).parent / "assets"
-STYLES = ("uPlot.min.css", "page.css")
+LICENSE = "uplot/uPlot.LICENSE"  # of the chart library
+STYLES = ("uplot/uPlot.min.css", "shared/page.css")
+SHARED_SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    "shared/elements.js",
+    "shared/numbers.js",
+    "shared/tables.js",
+    "shared/charts.js",
+)
+SCRIPTS = {
+    "report": (
+        "report/values.js",
+        "report/result.js",
+        "report/curves.js",
+        "report/classes.js",
+        "report/precision_recall.js",
+        "report/confusion.js",
+        "report/errors.js",
+        "report/pictures.js",
+        "report/calibration.js",
+        "report/box_sizes.js",
+        "report/run.js",
+        "report/page.js",
+    ),
+    "compare": ("compare/page.js",),
+}
 HEAD_BYTES = 2000  # of a page, in which its generator is named
-SCRIPTS = ("uPlot.iife.min.js", "elements.js", "tables.js", "charts.js")  # of every page
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -42,23 +66,23 @@ PAGE = """<!doctype html>
 """
 
 
-def build_page(script: str, title: str, values: Any) -> str:
+def build_page(kind: str, title: str, values: Any) -> str:
     """Return a page as HTML.
 
     Args:
-        script: the file in assets/ that builds this page, for example "report.js".
+        kind: one of SCRIPTS.
         title: of the browser's tab.
-        values: what the script shows, as `to_json` takes it.
+        values: what the page shows, as `to_json` takes it.
     """
     style = _joined(STYLES)
-    code = _joined((*SCRIPTS, script))
+    code = _joined((*SHARED_SCRIPTS, *SCRIPTS[kind]))
     policy = (
         f"default-src 'none'; script-src {_source(code)}; style-src {_source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     return PAGE.format(
         policy=policy,
-        generator=_generator(script),
+        generator=_generator(kind),
         title=html.escape(printable(title)),
         style=style,
         values=to_json(values),
@@ -66,19 +90,19 @@ def build_page(script: str, title: str, values: Any) -> str:
     )
 
 
-def is_page_of(file: Path, script: str) -> bool:
-    """Return whether a file is a page that this script builds.
+def is_page_of(file: Path, kind: str) -> bool:
+    """Return whether a file is a page of this kind.
 
     Raises OSError if it cannot be read.
     """
     with open(file, "rb") as stream:
         head = stream.read(HEAD_BYTES)
-    return f'<meta name="generator" content="{_generator(script)}">'.encode() in head
+    return f'<meta name="generator" content="{_generator(kind)}">'.encode() in head
 
 
-def _generator(script: str) -> str:
+def _generator(kind: str) -> str:
     """Return what a page says of the program that wrote it."""
-    return f"Kestrel, {script}"
+    return f"Kestrel, {kind}"
 
 
 @cache
@@ -87,7 +111,7 @@ def _joined(files: Sequence[str]) -> str:
 
     The license of the chart library, which must go with each copy, comes first.
     """
-    license_text = (ASSETS / "uPlot.LICENSE").read_text(encoding="utf-8")
+    license_text = (ASSETS / LICENSE).read_text(encoding="utf-8")
     texts = [f"/*! uPlot:\n{license_text}\n*/"]
     texts += [(ASSETS / file).read_text(encoding="utf-8") for file in files]
     return "\n".join(texts)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from utils.report import build_page, is_page_of, to_json
-from utils.report.page import ASSETS
+from utils.report.page import ASSETS, LICENSE, SCRIPTS, SHARED_SCRIPTS, STYLES
 
 HOSTILE = "</script><!--<img src=x onerror=alert(1)>&amp;\"'\u2028\u202e\x00\n\ud800"
 
@@ -57,7 +57,7 @@ def test_other_values_are_refused():
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return build_page("report.js", HOSTILE, {"name": HOSTILE})
+    return build_page("report", HOSTILE, {"name": HOSTILE})
 
 
 def test_policy_names_the_digests_of_script_and_style(page):
@@ -78,15 +78,26 @@ def test_page_has_two_scripts_and_no_address_outside(page):
     assert "<title>&lt;/script&gt;" in page
 
 
+def test_every_script_and_style_is_used():
+    used = {
+        LICENSE,
+        *STYLES,
+        *SHARED_SCRIPTS,
+        *(file for files in SCRIPTS.values() for file in files),
+    }
+    files = [file for file in ASSETS.rglob("*") if file.is_file()]
+    assert {file.relative_to(ASSETS).as_posix() for file in files} == used
+
+
 def test_page_has_the_license_of_the_chart_library(page):
-    assert (ASSETS / "uPlot.LICENSE").read_text() in page
+    assert (ASSETS / LICENSE).read_text() in page
     assert "Copyright (c) 2022 Leon Sorokin" in page
 
 
 def test_page_is_recognized_by_its_script(page, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")
-    assert is_page_of(file, "report.js")
-    assert not is_page_of(file, "compare.js")
+    assert is_page_of(file, "report")
+    assert not is_page_of(file, "compare")
     file.write_text("")
-    assert not is_page_of(file, "report.js")
+    assert not is_page_of(file, "report")
