@@ -46,6 +46,7 @@ class TrainingReport:
         self._run: RunStarted | None = None
         self._began = ""  # when this process started or resumed the run
         self._rows: Sequence[Row] = []
+        self._validated: EpochEnded | None = None  # the last validation, if not in `_result` yet
         self._result: dict[str, Any] | None = None
         self._figures: list[Figure] = []  # of the final evaluation
         self._written = 0.0  # when the report was last written after an epoch
@@ -62,28 +63,39 @@ class TrainingReport:
             self._write("running")
         elif isinstance(event, EpochEnded):
             self._rows = event.rows
+            if event.evaluation is not None:
+                self._validated = event
             if time.monotonic() - self._written >= self._cost / MAX_SHARE:
-                self._after_epoch(event)
+                self._after_epoch()
         elif isinstance(event, EvaluationEnded):
             self._after_evaluation(event)
         elif isinstance(event, RunEnded):
             self._write("finished")
         elif isinstance(event, LogClosed) and event.status != "finished":
-            with suppress(OSError):  # the run's own error is the one to report
+            with suppress(OSError, MemoryError):  # the run's own error is the one to report
+                self._take_validation()
                 self._write("interrupted" if event.status == "interrupted" else "failed")
 
-    def _after_epoch(self, event: EpochEnded) -> None:
+    def _take_validation(self) -> None:
+        """Take the last validation of an epoch into the report."""
+        if self._validated is None or self._validated.evaluation is None:
+            return
+        epoch = self._validated.row["epoch"]
+        of = f"The averaged weights after epoch {epoch:.0f}, on the val split."
+        self._result = result_values(self._validated.evaluation, self.data.names, of)
+        self._validated = None
+
+    def _after_epoch(self) -> None:
         """Write the report of a run that goes on."""
         begin = time.monotonic()
-        if event.evaluation is not None:
-            of = f"The averaged weights after epoch {event.row['epoch']:.0f}, on the val split."
-            self._result = result_values(event.evaluation, self.data.names, of)
+        self._take_validation()
         self._write("running")
         self._written = time.monotonic()
         self._cost = self._written - begin
 
     def _after_evaluation(self, event: EvaluationEnded) -> None:
         """Keep the final evaluation; the report is written when the run ends."""
+        self._validated = None
         evaluation = event.evaluation
         labels = self.data.labels["val"].whole
         of = f"best.pt, the averaged weights of epoch {event.epoch}, on the val split."

@@ -80,6 +80,21 @@ def test_report_says_that_the_run_was_cut_short(status, tmp_path):
     assert values_of(tmp_path)["status"] == {"state": status, "text": f"{status}: 2 of 5 epochs"}
 
 
+def test_report_of_an_interrupted_run_has_its_last_validation(tmp_path, monkeypatch):
+    """Also if the report was not due after that epoch. Epoch 3 is not validated."""
+    monkeypatch.setattr(training, "result_values", lambda evaluation, names, of: {"of": of})
+    report = report_of()
+    report.handle(started(tmp_path, []))
+    for epoch, evaluation in ((1, object()), (2, object()), (3, None)):
+        report._cost = 0.0 if epoch == 1 else 1e9
+        report.handle(EpochEnded(tmp_path, rows(epoch)[-1], rows(epoch), "", evaluation))
+    assert "epoch 1" in values_of(tmp_path)["evaluation"]["of"]
+    report.handle(LogClosed("interrupted"))
+    values = values_of(tmp_path)
+    assert "epoch 2" in values["evaluation"]["of"]
+    assert values["epochs"]["epoch"] == [1, 2, 3]
+
+
 def test_resumed_run_has_its_earlier_epochs(tmp_path):
     report_of().handle(started(tmp_path, rows(3)))
     assert values_of(tmp_path)["epochs"]["epoch"] == [1, 2, 3]
