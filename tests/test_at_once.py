@@ -72,6 +72,8 @@ def contents(folder: Path) -> Any:
     found: dict[str, Any] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(file.relative_to(folder))
+        if name == "report.html":  # has the times, and the folder's name
+            continue
         if file.suffix == ".pt":
             found[name] = torch.load(file, weights_only=True)
         elif file.suffix == ".csv":
