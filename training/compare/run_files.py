@@ -93,6 +93,9 @@ def read_run(folder: Path) -> RunFiles:
         data=_val_counts(reader.json(DATA)),
         problems=reader.problems,
     )
+    reason = metrics.get("reason")
+    if isinstance(reason, str):  # why it did not finish
+        reader.problems.append(f"{run.status}: {one_line(reason)}")
     if not run.best and run.best_row is not None:
         row = run.best_row
         for name, column in COLUMN_OF.items():

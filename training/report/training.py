@@ -15,6 +15,7 @@ from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
 from utils.log import EpochEnded, EvaluationEnded, Event, LogClosed, Row, RunEnded, RunStarted
 from utils.printable import counted
+from utils.terminal import FaultError
 
 MAX_SHARE = 0.01  # of the time that a run may spend on its report, before its end
 
@@ -72,7 +73,9 @@ class TrainingReport:
         elif isinstance(event, RunEnded):
             self._write("finished")
         elif isinstance(event, LogClosed) and event.status != "finished":
-            with suppress(OSError, MemoryError):  # the run's own error is the one to report
+            with suppress(
+                OSError, FaultError, MemoryError
+            ):  # the run's own error is the one to report
                 self._take_validation()
                 self._write("interrupted" if event.status == "interrupted" else "failed")
 

@@ -96,10 +96,12 @@ def test_run_without_an_epoch_has_no_numbers(tmp_path):
 
 def test_status_in_metrics_and_preempted_runs(tmp_path):
     a, b = write_run(tmp_path / "a", 0.2), write_run(tmp_path / "b", 0.2)
-    write_json(a / "metrics.json", {"status": "failed\n", "best": {"AP": 0.5}})
+    write_json(a / "metrics.json", {"status": "failed\n", "reason": "no disk", "last": {}})
     (b / "metrics.json").unlink()
     (b / "preempted.json").write_text("{}")
-    assert [read_run(run).status for run in (a, b)] == ["failed", "interrupted"]
+    runs = [read_run(run) for run in (a, b)]
+    assert [run.status for run in runs] == ["failed", "interrupted"]
+    assert runs[0].problems[0] == "failed: no disk"
 
 
 @pytest.mark.parametrize(
