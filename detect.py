@@ -148,6 +148,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--project", default="runs/detect", help="folder for run folders")
     add("--name", default="exp", help="the run folder's name")
     add("--exist-ok", action="store_true", help="use an existing run folder")
+    add("--quiet", action="store_true", help="print errors only")
     parser.refuse(NOT_IN_DETECT)
     parser.hint(HINTS)
     parser.stray_file_hint = "--source takes one path; put a pattern into quotes: 'photos/*.jpg'"
@@ -215,7 +216,7 @@ from utils.outputs.window import WindowClosed, require_display
 from utils.printable import counted, did_you_mean
 from utils.progress import Progress
 from utils.stopwatch import Stopwatch
-from utils.terminal import run_and_exit
+from utils.terminal import quiet_output, run_and_exit
 from utils.threads import map_ahead, prefetch
 
 AHEAD = 2  # batches of frames that are decoded while the model runs
@@ -446,8 +447,9 @@ def detect_frames(
 
 def run_script(arguments: Sequence[str] | None = None) -> None:
     """Detect as the command line says, until a signal ends it."""
-    with end_on_signals():
-        main(parse_args(arguments))
+    args = parse_args(arguments)
+    with end_on_signals(), quiet_output(args.quiet):
+        main(args)
 
 
 if __name__ == "__main__":

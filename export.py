@@ -122,6 +122,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default="",
         help="folder for cached labels (default: the user's cache folder)",
     )
+    add("--quiet", action="store_true", help="print errors only")
     parser.refuse(NOT_IN_EXPORT)
     parser.hint(HINTS | {"format": "did you mean --include?"})
     return parser.read(arguments)
@@ -216,7 +217,7 @@ from utils.files import checkpoint_file
 from utils.files.folders import require_writable
 from utils.images.letterbox import fit_to_stride
 from utils.log import RunLog, Say
-from utils.terminal import FaultError, run_and_exit
+from utils.terminal import FaultError, quiet_output, run_and_exit
 
 CPU = torch.device("cpu")
 
@@ -456,7 +457,9 @@ def report_loss(
 
 
 def run_script(arguments: Sequence[str] | None = None) -> None:
-    main(parse_args(arguments))
+    args = parse_args(arguments)
+    with quiet_output(args.quiet):
+        main(args)
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ from utils.metrics import Evaluation, class_table
 from utils.plots import Pictures
 from utils.printable import counted
 from utils.progress import Progress
-from utils.terminal import run_and_exit
+from utils.terminal import quiet_output, run_and_exit
 from utils.threads import BackgroundTask
 
 
@@ -657,7 +657,8 @@ def run_script(arguments: Sequence[str] | None = None) -> None:
         if launch.spawn is not None:
             spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
         else:
-            main(flags, connect(launch))
+            with quiet_output(launch.quiet):
+                main(flags, connect(launch))
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ from utils.metrics import (
 )
 from utils.plots import Pictures
 from utils.printable import counted
-from utils.terminal import run_and_exit
+from utils.terminal import quiet_output, run_and_exit
 
 
 def main(args: Namespace, world: World) -> Evaluation:
@@ -443,7 +443,8 @@ def run_script(arguments: Sequence[str] | None = None) -> None:
         if launch.spawn is not None:
             spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
         else:
-            main(args, connect(launch))
+            with quiet_output(launch.quiet):
+                main(args, connect(launch))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ NOT_RUN = {
     "tensorboard": "starts a server",
     "mlflow": "starts a server",
     "wandb": "sends a run to a server",
+    "activate-global-python-argcomplete": "changes the user's shell",
     "make": "runs the tests, this one too",
     "kill": "ends another process",
     "python -m pytest": "runs the tests, this one too",

@@ -13,8 +13,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NoReturn, TextIO
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import NoReturn, TextIO, cast
 
 from tqdm import tqdm
 
@@ -90,6 +90,33 @@ def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
         # the stream keeps what it could not write, and would fail again at exit
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+@contextmanager
+def quiet_output(quiet: bool) -> Iterator[None]:
+    """Print no lines and no progress bars in the block, if `quiet`; errors are printed after it.
+
+    Bars are shown on terminals only, so standard error is no terminal in the block.
+    """
+    if not quiet:
+        yield
+        return
+    errors = cast(TextIO, _WithoutTerminal(sys.stderr))
+    with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(errors):
+        yield
+
+
+class _WithoutTerminal:
+    """A stream that says that it is no terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return False
 
 
 def exit_code_of(run: Callable[[], object]) -> int:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from utils.terminal import print_lines
+from utils.terminal import exit_code_of, print_lines, quiet_output
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -184,3 +185,28 @@ def test_other_errors_of_the_output_are_reported(tmp_path):
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.stderr.startswith("error: No space left on device\n")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_output_prints_only_errors(quiet, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with quiet_output(quiet):
+        print_lines("a line")
+        bar_is_shown = not tqdm([], disable=None).disable
+        print("a warning", file=sys.stderr)
+    print("after", file=sys.stderr)
+    written = capsys.readouterr()
+    assert written.out == ("" if quiet else "a line\n")
+    assert bar_is_shown is not quiet
+    assert "a warning\n" in written.err
+    assert written.err.endswith("after\n")
+
+
+def test_errors_of_a_quiet_block_are_reported(capsys):
+    def run() -> None:
+        with quiet_output(True):
+            print_lines("a line")
+            raise ValueError("lr0 is nan")
+
+    assert exit_code_of(run) == 2
+    assert capsys.readouterr() == ("", "error: lr0 is nan\n")

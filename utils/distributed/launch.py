@@ -42,6 +42,7 @@ class Launch:
     dist_timeout: float = 600.0
     spawn: int | None = None
     local_rank: int = -1
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         scheme, _, rest = self.dist_url.partition("://")
@@ -92,6 +93,7 @@ def read_launch(
         type=int,
         help="set by older launchers (default: from LOCAL_RANK)",
     )
+    add("--quiet", action="store_true", help="print errors only")
     defaults = asdict(Launch())
     parser.set_defaults(**defaults)
     values = vars(parser.read(arguments))
