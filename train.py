@@ -171,7 +171,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--loggers", nargs="*", action="extend", help="the next flags by name; none: no logger")
     for name, logger in LOGGERS.items():
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
-    parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES})
+    parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES, "loggers": tuple(LOGGERS)})
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
     launch, given = read_launch(parser, arguments)
