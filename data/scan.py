@@ -185,13 +185,13 @@ def scan(
     lists = [Path(os.path.abspath(source)) for source in sources]
     label_sources = [Path(os.path.abspath(source)) for source in labels_from]
     label_names = label_names or {}
-    readers, wanted = _readers(lists, label_sources, label_names, names)
+    readers, wanted = readers_of(lists, label_sources, label_names, names)
     all_files = [*lists, *label_sources]  # that are read
     listed = Listed()
 
     # The images of folders. With those, a stored scan of the same files can be used.
-    folders = _list_sources(readers, names, lists_images=False)
-    folders = [_with_keypoints(folder, keypoints) for folder in folders]
+    folders = list_sources(readers, names, lists_images=False)
+    folders = [with_keypoints(folder, keypoints) for folder in folders]
     long_rows = _long_rows(folders)
     for folder in folders:
         listed.add(folder)
@@ -204,7 +204,7 @@ def scan(
         return stored.labels, listed.complete(stored.report, state, long_rows)
 
     # The images that files such as a COCO JSON list.
-    files = _list_sources(readers, names, lists_images=True)
+    files = list_sources(readers, names, lists_images=True)
     in_files = [image.path for file in files for image in file.contents.images]
     # before the images are read, so that a change during the scan makes the cache invalid
     if cache_dir is not None:
@@ -239,7 +239,7 @@ def scan(
     return labels, listed.complete(report, state, long_rows)
 
 
-def _readers(
+def readers_of(
     sources: Sequence[Path],
     label_sources: Sequence[Path],
     label_names: Mapping[Path, Mapping[str, str]],
@@ -269,7 +269,7 @@ def _readers(
     return readers, wanted
 
 
-def _with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | None) -> ListedSource:
+def with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | None) -> ListedSource:
     """Return a source whose rows have so many keypoints, if the YAML says so."""
     if keypoints is None:
         return listed_source
@@ -321,7 +321,7 @@ def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
     return f"{digest_of_contents([*files, *label_files])} {digest_of_states(images)}"
 
 
-def _list_sources(
+def list_sources(
     readers: Sequence[tuple[Path, LabelFormat]], names: Sequence[str], *, lists_images: bool
 ) -> list[ListedSource]:
     """Return the sources of one kind (see LabelFormat) with the images that their readers find."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models import build_model
-from models.anchors import check_anchors
+from utils.metrics.anchors import check_anchors
 from models.detector import Detector, count_parameters
 from models.weights.transfer import Copied
 from training import start

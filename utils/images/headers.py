@@ -40,6 +40,7 @@ class JpegHeader(NamedTuple):
     pixels: int = 0
     channels: int = 0
     scan: int = 0  # offset of the first one
+    size: tuple[int, int] = (0, 0)  # width and height, as stored
 
 
 def jpeg_header(data: bytes) -> JpegHeader:
@@ -56,7 +57,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
             height = int.from_bytes(data[start + 5 : start + 7], "big")
             width = int.from_bytes(data[start + 7 : start + 9], "big")
             channels = int.from_bytes(data[start + 9 : start + 10], "big")
-            header = JpegHeader(marker, height * width, channels)
+            header = JpegHeader(marker, height * width, channels, size=(width, height))
     return header
 
 

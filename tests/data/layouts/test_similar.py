@@ -57,7 +57,7 @@ def test_thumbnails_may_differ_by_eight_gray_levels(added, are_similar, monkeypa
     other = one.copy()
     other[3, 4] += added
     thumbnails = [one.tobytes(), other.tobytes()]
-    monkeypatch.setattr(similar, "_stored_thumbnails", lambda *_: thumbnails)
+    monkeypatch.setattr(similar, "thumbnails_of", lambda *_: thumbnails)
     first, second = similar_groups(["a", "b"], None, 1)
     assert (first == second) == are_similar
 

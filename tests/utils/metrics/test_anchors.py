@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.anchors import best_possible_recall, check_anchors, fit_anchors, matched
+from utils.metrics.anchors import best_possible_recall, check_anchors, fit_anchors, matched
 
 TABLE = np.array(
     [
@@ -123,10 +123,10 @@ def test_fitted_anchors_without_higher_recall_are_not_used():
 
 
 def test_anchor_fitting_samples_at_most_max_boxes(monkeypatch):
-    monkeypatch.setattr("models.anchors.MAX_BOXES", 100)
+    monkeypatch.setattr("utils.metrics.anchors.MAX_BOXES", 100)
     seen = []
     monkeypatch.setattr(
-        "models.anchors.fit_anchors",
+        "utils.metrics.anchors.fit_anchors",
         lambda sizes, *_, **__: seen.append(len(sizes)) or TABLE.reshape(-1, 2),
     )
     check_anchors(log_normal(5, 0.1, 199) * [1, 50], TABLE, 4.0)
