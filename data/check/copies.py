@@ -86,7 +86,8 @@ def find_copies(
 ) -> tuple[list[Pair], list[Pair]]:
     """Return the pairs of nearly identical images within a split, and across splits.
 
-    Each image comes at most once in each list, with the nearest earlier image.
+    Each image comes at most once in each list, with the nearest earlier image; not within its
+    split, if it is a copy of an image in another one.
 
     Args:
         paths: of all images, split by split.
@@ -102,11 +103,13 @@ def find_copies(
             lambda pair: pair._replace(kind=kind_of(paths, pair)), candidates[:LOOKED_AT], threads
         )
         pairs = [*watch(checked), *candidates[LOOKED_AT:]]
-    is_across = [split_numbers[pair.image] != split_numbers[pair.earlier] for pair in pairs]
-    return (
-        [pair for pair, other in zip(pairs, is_across, strict=True) if not other],
-        [pair for pair, other in zip(pairs, is_across, strict=True) if other],
-    )
+
+    other_split = [
+        pair for pair in pairs if split_numbers[pair.image] != split_numbers[pair.earlier]
+    ]
+    own_split = [pair for pair in pairs if split_numbers[pair.image] == split_numbers[pair.earlier]]
+    reported = {pair.image for pair in other_split if pair.kind in COPIES}
+    return [pair for pair in own_split if pair.image not in reported], other_split
 
 
 def nearest_images(

@@ -117,6 +117,8 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     suggestions: list[Suggestion] = field(default_factory=list)
     weights: str = ""  # of the model whose detections were compared, "" for none
+    # the images in the order in which to look at them, each with the score of its surest fault
+    ranked_images: list[tuple[str, float]] = field(default_factory=list)
     folder: str = ""  # that all images are in, ready to print: texts leave it out
 
     def short(self, text: str) -> str:
@@ -142,6 +144,9 @@ class Diagnosis:
             "image_size": self.image_size,
             "findings": [finding.as_dict() for finding in self.by_level()],
             "suggestions": [suggestion._asdict() for suggestion in self.suggestions],
+            "ranked_images": [
+                {"image": path, "score": round(score, 4)} for path, score in self.ranked_images
+            ],
             "tables": [table._asdict() for table in self.tables],
         }
 

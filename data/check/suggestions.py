@@ -36,7 +36,7 @@ def suggest(examined: Examined) -> list[Suggestion]:
     tile = suggest_tile(split, wanted)
     suggestions = [_img(split, image_size, wanted)]
     if tile is not None:
-        suggestions = [Suggestion("--img", str(min(TILE, int(tile.value))), "that of the tiles")]
+        suggestions = [Suggestion("--img", str(TILE), "tiles are resized to it")]
         suggestions.append(tile)
     else:
         suggestions.append(Suggestion("--tile", "", _no_tile(split, wanted)))

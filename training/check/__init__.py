@@ -1,0 +1,1 @@
+"""The data doctor with a model: labels and confident detections that disagree."""

@@ -1,0 +1,107 @@
+"""A model's detections on all splits of a data set, as arrays to compare with its labels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data import build_evaluation_loader
+from data.check.reading import Examined, Split
+from data.labels import Labels
+from data.splits import Dataset
+from models.backends import Backend
+from training.check.ranking import Boxes
+from training.evaluation import predict_split
+from utils.distributed.devices import loader_workers
+from utils.distributed.world import World
+from utils.metrics.records import Detections
+
+CONFIDENCE = 0.01  # a class that is not found at all differs from one with a low score
+MAX_DETECTIONS = 300
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The labels of a split and a model's detections; regions to ignore are left out."""
+
+    split: Split
+    labels: Boxes
+    rows: np.ndarray  # int64 [G], the number of each label among all rows of the split
+    detections: Boxes
+
+
+def detect(
+    backend: Backend,
+    examined: Examined,
+    dataset: Dataset,
+    world: World,
+    *,
+    image_size: int,
+    canvas: tuple[int, int] | None,
+    batch_size: int,
+    workers: int,
+    iou: float,
+    confidence: float = CONFIDENCE,
+) -> list[Compared]:
+    """Return the labels and the detections of each split.
+
+    Args:
+        backend: the model, with the classes of the data set.
+        examined: the data set.
+        dataset: the same one, whose labels may be those of tiles.
+        world: this process.
+        image_size: long side of the images, in pixels.
+        canvas: height and width, if the model takes one size only.
+        batch_size: images per batch.
+        workers: most processes that load images.
+        iou: NMS IoU threshold.
+        confidence: lowest score of a detection.
+    """
+    compared = []
+    for split in examined.splits:
+        loader = build_evaluation_loader(
+            dataset.labels[split.name],
+            batch_size=batch_size,
+            image_size=image_size,
+            stride=backend.stride,
+            canvas=canvas,
+            workers=loader_workers(workers, batch_size, world.device),
+            device=world.device,
+        )
+        found = predict_split(
+            backend,
+            loader,
+            world,
+            confidence=confidence,
+            iou=iou,
+            max_detections=MAX_DETECTIONS,
+            title=split.name,
+        )
+        compared.append(compare(split, found.detections))
+    return compared
+
+
+def compare(split: Split, detections: Detections) -> Compared:
+    """Return the labels of a split beside detections, which have the ids of its images."""
+    labels = split.labels
+    rows = np.flatnonzero(~labels.crowd)
+    image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))
+    boxes = Boxes(
+        image_of[rows],
+        labels.classes[rows].astype(np.int64),
+        labels.boxes_xywh[rows],
+        np.ones(len(rows)),
+    )
+    found = Boxes(
+        _numbers_of(labels, detections.image_ids),
+        detections.class_ids,
+        detections.boxes_xywh,
+        detections.scores,
+    )
+    return Compared(split, boxes, rows, found)
+
+
+def _numbers_of(labels: Labels, image_ids: np.ndarray) -> np.ndarray:
+    """Return the number of each image, given its id."""
+    order = np.argsort(labels.image_ids, kind="stable")
+    places = np.searchsorted(labels.image_ids[order], image_ids)
+    return order[places]
