@@ -30,6 +30,7 @@ import detect
 import export
 import train
 import val
+from data.check import __main__ as data_check
 from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
@@ -40,6 +41,7 @@ from models.loading import load_backend
 from models.predict import Predictor
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
+from training.check import __main__ as training_check
 from training.compare.__main__ import parse_args as parse_compare
 from utils.distributed.world import World
 from utils.flags import FlagParser
@@ -332,6 +334,8 @@ def test_flags_in_inline_code_exist(monkeypatch):
         script.parse_args([])
     parse_convert(["export.zip", "converted", "--to", "yolo"])
     parse_compare(["runs/train/exp"])
+    data_check.parse_args(["mydata.yaml"])
+    training_check.parse_args(["mydata.yaml", "--weights", "best.pt"])
     for page in USER_PAGES:
         for line, code in inline_code(read_page(page)[1]):
             if code.split()[0] != "python":
@@ -723,6 +727,24 @@ def test_documented_convert_command_writes_a_data_set(tiny_data, tmp_path, monke
     main = importlib.import_module("data.convert.__main__").main
     main([str(tiny_data), folder, *flags, "--cache-dir", "cache"])
     assert read_data_yaml(Path(folder, "data.yaml")).sources("val")
+
+
+def test_documented_checks_of_data_run(tiny_data, micro_model, tmp_path, monkeypatch):
+    """Each command of docs/doctor.md; --strict refuses data whose val split is the train split."""
+    monkeypatch.chdir(tmp_path)
+    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(micro_model))
+    commands = list(commands_of(ROOT / "docs" / "doctor.md"))
+    assert len(commands) == 4
+    for command in commands:
+        module, _, *flags = command.words[2:]
+        given = [str(weights) if word.endswith(".pt") else word for word in flags]
+        refused = pytest.raises(ValueError, match=r"^--strict: ") if "--strict" in given else None
+        with refused or nullcontext():
+            importlib.import_module(f"{module}.__main__").main(
+                [str(tiny_data), *given, "--cache-dir", str(tmp_path / "cache")]
+            )
+    assert Path("found.json").stat().st_size > 1000
+    assert Path("found.html").read_text().count("<img") > 8
 
 
 def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, capsys):

@@ -62,7 +62,10 @@ def _folder_of(paths: Sequence[str]) -> str:
     >>> _folder_of(["/a/b/images/train/1.jpg", "/a/b/images/val/1.jpg"]), _folder_of(["/a/1.jpg"])
     ('/a/b', '/a')
     """
-    common = os.path.commonpath([os.path.dirname(path) for path in paths])
+    try:
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+    except ValueError:  # on two drives of Windows
+        return ""
     parts = common.split(os.sep)
     images = [place for place, part in enumerate(parts) if part.casefold() in IMAGE_FOLDERS]
     return os.sep.join(parts[: images[-1]]) if images else common

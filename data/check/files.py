@@ -1,5 +1,6 @@
 """What the reader of the files found: rows and images that it left out or changed."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from data import report as kinds
@@ -96,12 +97,19 @@ KINDS = {
         "convert these labels (python -m data.convert), or give that format alone",
     ),
 }
-SENTENCES = Kind(
+SUSPICIONS = Kind(
     "labels-suspicious",
     WARNING,
     "warning",
     "about label files as a whole",
     "see each sentence",
+)
+NOTES = Kind(
+    "files-left-out",
+    NOTE,
+    "note",
+    "about files or values that are left out on purpose",
+    "nothing, if it is what you want",
 )
 
 
@@ -120,24 +128,19 @@ def check_files(examined: Examined) -> list[Finding]:
                 if problem.kind == kind:
                     examples.append(Example(problem.where, problem.reason))
         if count:
-            findings.append(
-                Finding(
-                    words.check,
-                    words.level,
-                    words.noun,
-                    words.title,
-                    count,
-                    words.advice,
-                    tuple(examples),
-                )
-            )
+            findings.append(_finding(words, count, examples))
 
-    sentences: dict[str, Example] = {}
-    for split in examined.splits:
-        for sentence in split.report.label_warnings:
-            sentences.setdefault(sentence, Example(split.name, sentence))
-    if sentences:
-        findings.append(
-            Finding(*SENTENCES[:4], len(sentences), SENTENCES.advice, (*sentences.values(),))
-        )
+    for words, attribute in ((SUSPICIONS, "label_warnings"), (NOTES, "sentences")):
+        said: dict[str, Example] = {}
+        for split in examined.splits:
+            for sentence in getattr(split.report, attribute):
+                said.setdefault(sentence, Example(split.name, sentence))
+        if said:
+            findings.append(_finding(words, len(said), said.values()))
     return findings
+
+
+def _finding(words: Kind, count: int, examples: Iterable[Example]) -> Finding:
+    return Finding(
+        words.check, words.level, words.noun, words.title, count, words.advice, tuple(examples)
+    )

@@ -63,7 +63,7 @@ def draw(picture: Picture) -> bytes:
         corners = np.array([x - left, y - top, x + width - left, y + height - top]) * scale
         x1, y1, x2, y2 = np.rint(corners.clip(-LONG_SIDE, 2 * LONG_SIDE)).astype(int).tolist()
         color = COLORS.get(mark.kind, OTHER_COLOR)
-        cv2.rectangle(drawn, (x1, y1), (x2, y2), color, 2 if mark.kind == LABEL else 1)
+        cv2.rectangle(drawn, (x1, y1), (x2, y2), color, 2)
     _, encoded = cv2.imencode(".jpg", drawn, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
     return encoded.tobytes()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from textwrap import wrap
 
-from data.check.findings import Diagnosis, Example, Finding, Table
+from data.check.findings import LEVELS, Diagnosis, Example, Finding, Table
 from utils.printable import counted
 
 SHOWN = 3  # places of each finding
@@ -42,23 +42,14 @@ def lines_of(diagnosis: Diagnosis, shown: int = SHOWN) -> Iterator[str]:
 
 
 def summary(diagnosis: Diagnosis) -> str:
-    """Return one line: how many kinds of faults there are.
+    """Return one line: how many findings there are of each level.
 
     >>> summary(Diagnosis("data.yaml", {"train": 3}, 640))
-    '3 images: no errors, no warnings, 0 notes'
+    '3 images: 0 errors, 0 warnings, 0 notes'
     """
     levels = [finding.level for finding in diagnosis.findings]
-    errors = levels.count("error")
-    warnings = levels.count("warning")
-    notes = len(levels) - errors - warnings
-    parts = [
-        f"{_kinds(errors, 'error')}, {_kinds(warnings, 'warning')}, {counted(notes, 'note')}",
-    ]
+    parts = [counted(levels.count(level), level) for level in LEVELS]
     return f"{counted(sum(diagnosis.splits.values()), 'image')}: {', '.join(parts)}"
-
-
-def _kinds(number: int, noun: str) -> str:
-    return f"kinds of {noun}s: {number}" if number else f"no {noun}s"
 
 
 def _finding_lines(diagnosis: Diagnosis, finding: Finding, shown: int, width: int) -> Iterator[str]:

@@ -35,7 +35,8 @@ MOST_DIFFERENCE = 8  # gray levels
 MOST_OF_CONTRAST = 0.2
 ROUNDING = 1.0  # gray levels, RMS: of thumbnails without contrast
 BAND_BYTES = 4  # of a hash of 32 bytes: one of its 8 parts is equal if at most 7 bits differ
-MOST_IN_BAND = 2000  # images with an equal part of their hashes that are compared with each other
+MOST_IN_BAND = 2000  # images with an equal part of their hashes that are all compared
+MANY_IN_BAND = 250  # of more, only so many to twice as many of similar brightness
 UNREADABLE = b"\0" * (WIDTH * HEIGHT)
 # JPEGs are decoded at a half, quarter or eighth of their size if this many pixels are left of the
 # short side: with fewer, the thumbnails of copies of two sizes differ.
@@ -119,10 +120,28 @@ def close_images(
 def _close_in_band(
     pixels: NDArray[np.uint8], first: Sequence[int], second: Sequence[int], *, mirrored: bool
 ) -> Iterator[Close]:
-    """Yield the images among `second` that are nearly identical to each of `first`."""
-    if not first or not second or len(first) + len(second) > 2 * MOST_IN_BAND:
+    """Yield the images among `second` that are nearly identical to each of `first`.
+
+    Of many images, such as frames of one camera, only those of similar brightness are compared.
+    """
+    if not first or not second:
         return
     others = np.array(sorted(second))
+    if len(first) + len(second) > 2 * MOST_IN_BAND:
+        brightness = pixels[others].mean((1, 2))
+        order = np.argsort(brightness, kind="stable")
+        for start in range(0, len(order), MANY_IN_BAND):
+            part = others[order[start : start + 2 * MANY_IN_BAND]]
+            wanted = set(first).intersection(part.tolist())
+            yield from _close_pairs(pixels, sorted(wanted), np.sort(part), mirrored=mirrored)
+        return
+    yield from _close_pairs(pixels, first, others, mirrored=mirrored)
+
+
+def _close_pairs(
+    pixels: NDArray[np.uint8], first: Sequence[int], others: NDArray[np.int64], *, mirrored: bool
+) -> Iterator[Close]:
+    """Yield the images among `others`, sorted, that are nearly identical to each of `first`."""
     flat = len(others), HEIGHT * WIDTH
     others_pixels = pixels[others].reshape(flat).astype(np.int16)
     for index in first:

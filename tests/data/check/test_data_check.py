@@ -198,7 +198,7 @@ def test_strict_passes_clean_data(tmp_path, capsys):
     }
     diagnosis = check(write_data(tmp_path / "data", pictures), tmp_path, "--strict")
     assert diagnosis.faults() == []
-    assert "no errors, no warnings, 2 notes" in capsys.readouterr().out
+    assert "0 errors, 0 warnings, 2 notes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

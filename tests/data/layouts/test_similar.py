@@ -114,3 +114,16 @@ def test_most_images_are_never_held_out(tmp_path):
         train, val = hold_out(names, share=0.2, seed=seed, similar=[0] * 8 + [8, 9])
         assert set(paths[:8]) <= set(train)
         assert val
+
+
+def test_many_images_of_one_camera_are_compared_by_brightness(monkeypatch):
+    """More than MOST_IN_BAND of them: a frame and its copy of nearly the same brightness."""
+    monkeypatch.setattr(similar, "MOST_IN_BAND", 10)
+    monkeypatch.setattr(similar, "MANY_IN_BAND", 4)
+    scene = np.random.default_rng(0).integers(1, 100, (16, 17)).astype(np.uint8)
+    frames = [scene + 5 * number for number in range(20)]
+    frames.append(frames[7] + 1)
+    thumbnails = [frame.astype(np.uint8).tobytes() for frame in frames]
+    monkeypatch.setattr(similar, "thumbnails_of", lambda *_: thumbnails)
+    groups = similar_groups([str(number) for number in range(21)], None, 1)
+    assert groups[20] == groups[7] == groups[6] == groups[8]  # 5 gray levels from frame to frame
