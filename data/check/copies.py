@@ -26,7 +26,7 @@ DETAIL_SIDE = 48  # of the pixels that are compared in the second look
 # Gray levels: copies of half the size to 1.5 times differ by at most 17, other photographs of one
 # chess board mostly by more than 20.
 DETAIL_DIFFERENCE = 20
-LOOKED_AT = 2000  # pairs that get a second look, 5 ms of one core each
+LOOKED_AT = 2000  # pairs that get a second look, 5 ms of one core each, unless files are equal
 SAME_BOX_IOU = 0.5
 NONE = -1
 
@@ -36,7 +36,8 @@ COPY = "nearly identical to"
 MIRRORED = "mirrored, nearly identical to"
 SCENE = "the same scene as"
 UNCHECKED = "similar to"
-COPIES = (SAME_FILE, EQUAL, COPY, MIRRORED, UNCHECKED)
+COPIES = (SAME_FILE, EQUAL, COPY, MIRRORED)
+SCENES = (SCENE, UNCHECKED)
 
 
 class Pair(NamedTuple):
@@ -99,10 +100,18 @@ def find_copies(
     within, across = nearest_images(split_numbers, thumbnails)
     candidates = [*across.pairs(), *within.pairs()]
     with quiet_decoder():
-        checked = map_ahead(
-            lambda pair: pair._replace(kind=kind_of(paths, pair)), candidates[:LOOKED_AT], threads
+        compared = map_ahead(
+            lambda pair: pair._replace(kind=kind_of_files(paths, pair)), candidates, threads
         )
-        pairs = [*watch(checked), *candidates[LOOKED_AT:]]
+        pairs = list(watch(compared))
+        unsure = [number for number, pair in enumerate(pairs) if pair.kind == UNCHECKED][:LOOKED_AT]
+        looked_at = map_ahead(
+            lambda number: pairs[number]._replace(kind=kind_of_pixels(paths, pairs[number])),
+            unsure,
+            threads,
+        )
+        for number, pair in zip(unsure, watch(looked_at), strict=True):
+            pairs[number] = pair
 
     other_split = [
         pair for pair in pairs if split_numbers[pair.image] != split_numbers[pair.earlier]
@@ -144,21 +153,27 @@ def nearest_images(
     return within, across
 
 
-def kind_of(paths: Sequence[str], pair: Pair) -> str:
-    """Return what the two images of a pair are to each other."""
+def kind_of_files(paths: Sequence[str], pair: Pair) -> str:
+    """Return whether the files of a pair are the same or equal, else UNCHECKED."""
     path, earlier = paths[pair.image], paths[pair.earlier]
     try:
         if os.path.samefile(path, earlier):
             return SAME_FILE
-        data = read_bytes(path)
-        earlier_data = read_bytes(earlier)
+        has_equal_size = os.path.getsize(path) == os.path.getsize(earlier)
+        if has_equal_size and read_bytes(path) == read_bytes(earlier):
+            return EQUAL
     except (OSError, ValueError):
-        return UNCHECKED  # removed meanwhile
-    if data == earlier_data:
-        return EQUAL
+        pass  # removed meanwhile
+    return UNCHECKED
 
-    gray = reduced_gray(data, 4 * DETAIL_SIDE)
-    earlier_gray = reduced_gray(earlier_data, 4 * DETAIL_SIDE)
+
+def kind_of_pixels(paths: Sequence[str], pair: Pair) -> str:
+    """Return whether one image of a pair is a copy of the other, or shows the same scene."""
+    try:
+        gray = reduced_gray(read_bytes(paths[pair.image]), 4 * DETAIL_SIDE)
+        earlier_gray = reduced_gray(read_bytes(paths[pair.earlier]), 4 * DETAIL_SIDE)
+    except ValueError:
+        return UNCHECKED
     if gray is None or earlier_gray is None:
         return UNCHECKED
     detail = gray.resampled(DETAIL_SIDE, DETAIL_SIDE)
@@ -212,7 +227,7 @@ def check_copies(
             "with nearly the scene of an image in an earlier split",
             "keep the frames of a video or of one camera in one split (--group): new scenes will "
             "give worse metrics",
-            [pair for pair in across if pair.kind == SCENE],
+            [pair for pair in across if pair.kind in SCENES],
         ),
         finding(
             "copies-in-split",
@@ -226,7 +241,7 @@ def check_copies(
             NOTE,
             "with nearly the scene of another image of their split",
             "frames of a video: fewer of them train as well, in less time",
-            [pair for pair in within if pair.kind == SCENE],
+            [pair for pair in within if pair.kind in SCENES],
         ),
         finding(
             "copies-with-other-boxes",

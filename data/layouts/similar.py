@@ -1,7 +1,7 @@
 """Find images that are nearly identical: copies, also of other sizes and encodings, or mirrored.
 
 Two images are nearly identical if no pixel of their thumbnails, 17 x 16 in gray, differs by more
-than MOST_DIFFERENCE, and all together by less than a share of the contrast. On 752 photographs of
+than MOST_DIFFERENCE, and all together by less than a share of the contrast. On 300 photographs of
 three data sets, mirrored copies and copies of a quarter to 1.5 times the size or with a JPEG
 quality of 20 differ by at most 8; of different photographs only those of one scene are as close.
 Thumbnails are compared if a part of their difference hashes is equal: the bits say which pixels are

@@ -29,7 +29,7 @@ NEAR_OBJECT = 0.3  # IoU from which on a detection may be of a label that lies b
 GOOD_IOU = 0.8  # a label that overlaps a detection of its class so much lies well
 USUAL_IOU = 0.85  # taken as usual for a class with few matches
 FEW_MATCHES = 5
-CLEAR_SHORTFALL = 0.3  # of the usual IoU: more does not make it surer
+CLEAR_SHORTFALL = 0.35  # of the usual IoU: more does not make it surer
 FOUND = 0.25  # confidence from which on a detection counts as found
 TOO_LOW = 0.05  # scores that are not listed
 
@@ -121,9 +121,9 @@ def swapped_classes(labels: Boxes, detections: Boxes, found: Overlaps) -> Ranked
 def badly_placed(labels: Boxes, detections: Boxes, found: Overlaps) -> Ranked:
     """Return the labels beside which, not in whose place, the model finds their class.
 
-    Score: confidence x how much smaller the IoU is than usual for the class, as a share of
-    CLEAR_SHORTFALL, at most 1. The detection is the one of the class that overlaps the label most,
-    and overlaps no other label of the class more.
+    Score: root of the confidence x how much smaller the IoU is than usual for the class, as a share
+    of CLEAR_SHORTFALL, at most 1. The detection is the one of the class that overlaps the label
+    most, and overlaps no other label of the class more.
     """
     own = np.flatnonzero(found.same_class & (found.pairs.iou >= NEAR_OBJECT))
     label = found.pairs.truth[own]
@@ -139,7 +139,7 @@ def badly_placed(labels: Boxes, detections: Boxes, found: Overlaps) -> Ranked:
 
     iou = found.pairs.iou[own]
     shortfall = 1 - iou / usual[labels.classes[label]]
-    scores = found.confidence[own] * np.clip(shortfall / CLEAR_SHORTFALL, 0, 1)
+    scores = np.sqrt(found.confidence[own]) * np.clip(shortfall / CLEAR_SHORTFALL, 0, 1)
     scores[iou >= GOOD_IOU] = 0
     return _ranked(label, detection, scores, iou)
 

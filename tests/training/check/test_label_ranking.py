@@ -63,8 +63,8 @@ def test_swapped_classes_by_both_confidences():
 
 
 def test_badly_placed_by_how_unusual_the_overlap_is():
-    """Six labels with IoU 1, so 1 is usual. An IoU of 2/3 is 0.33 less, more than the 0.3 that are
-    clear: the confidence is the score. 9/11 is above GOOD_IOU. A box of another label is its own.
+    """Six labels with IoU 1, so 1 is usual. An IoU of 2/3 is a third less, of 0.35 that are
+    clear. 9/11 is above GOOD_IOU. A box of another label is its own.
     """
     fitting = [(image, 0, 0, 0, 10, 10) for image in range(6)]
     labels = boxes(
@@ -83,7 +83,7 @@ def test_badly_placed_by_how_unusual_the_overlap_is():
     result = ranked("badly_placed", labels, found)
     assert result.labels.tolist() == [6]
     np.testing.assert_allclose(result.ious, [2 / 3])
-    np.testing.assert_allclose(result.scores, [0.8])
+    np.testing.assert_allclose(result.scores, [0.8**0.5 / 3 / 0.35])
 
 
 def test_unfound_labels_by_the_recall_of_their_class():
