@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from utils.metrics.anchors import check_anchors
 from models.heads.base import Head
 from models.heads.cells import OutputConv, grid_cells, levels_by_image
 from models.table import Anchors
+from utils.metrics.anchors import check_anchors
 
 
 class AnchorBasedHead(Head):
@@ -109,7 +109,7 @@ class AnchorBasedHead(Head):
         placeholders: bool,
         broadcast: Callable[[Any], Any],
     ) -> str | None:
-        """Fit new anchors if the present ones do not match enough boxes: see utils/metrics/anchors.py.
+        """Fit new anchors if the present ones do not match enough boxes.
 
         Args: see `Head.fit_to_boxes`.
         """

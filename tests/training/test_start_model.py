@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from models import build_model
-from utils.metrics.anchors import check_anchors
 from models.detector import Detector, count_parameters
 from models.weights.transfer import Copied
 from training import start
@@ -20,6 +19,7 @@ from training.settings.recipe import TrainedWeights
 from training.start import check_model, start_model, weight_rms
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.metrics.anchors import check_anchors
 
 NAMES = ["disc", "square", "bar"]
 SIZES = np.random.default_rng(0).uniform(
