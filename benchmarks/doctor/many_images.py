@@ -11,7 +11,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import yaml
 
@@ -21,6 +20,7 @@ from benchmarks.doctor.plant import read_rows
 from data.formats.yolo_txt import label_path
 from data.images import find_images
 from data.layouts import open_data
+from utils.images.opencv import cv2
 
 SIZE = (640, 480)
 QUALITY = 92

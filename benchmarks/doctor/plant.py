@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import yaml
 
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data.formats.yolo_txt import label_path
 from data.images import find_images
 from data.layouts import open_data
+from utils.images.opencv import cv2
 
 SHARE = 0.05  # of the boxes, for each kind of fault
 SHIFT = 0.25  # of the box's sides
