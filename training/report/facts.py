@@ -5,7 +5,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 import torchvision
@@ -17,6 +16,7 @@ from training.settings.recipe import Recipe
 from utils import __version__
 from utils.distributed.devices import describe
 from utils.distributed.world import World
+from utils.images.opencv import cv2
 from utils.printable import counted
 
 Rows = list[tuple[str, str]]  # keys and values, as they are shown
