@@ -3,11 +3,11 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 
 from data import Dataset
 from models.detector import Detector
@@ -72,13 +72,25 @@ def environment_facts(world: World) -> Rows:
         ("processes", processes),
         ("Kestrel", __version__),
         ("torch", str(torch.__version__)),
-        ("torchvision", str(torchvision.__version__)),
+        ("torchvision", version_of("torchvision")),
         ("NumPy", np.__version__),
         ("OpenCV", cv2.__version__),
         ("Python", platform.python_version()),
         ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         ("CPU cores", f"{os.cpu_count() or 1}"),
     ]
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, which is not imported for it.
+
+    >>> version_of("no such package")
+    'unknown'
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:  # not installed by a package manager of Python
+        return "unknown"
 
 
 def setting_rows(
