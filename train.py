@@ -70,6 +70,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         "--hyp",
         help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data",
     )
+    add(
+        "--augmentations",
+        nargs=1,
+        metavar="FILE",
+        help="YAML file of Albumentations' transforms, applied after the augmentation of --hyp",
+    )
     add("--epochs", type=int, help="passes over the training images")
     add(
         "--batch-size",
@@ -316,6 +322,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
         folder=cache_folder(requested.cache_dir),
         spills=bool(requested.cache_dir),  # what does not fit into memory may go to disk
         pastes=run.hyp.copy_paste > 0,  # a GPU cannot draw copy-paste
+        transforms=run.transforms is not None,
     )
 
     # The final settings: from here on nothing is "auto"
@@ -343,6 +350,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
         seed=cfg.seed,
         rect=cfg.rect,
         mosaic_until=cfg.mosaic_until,
+        transforms=run.transforms,
         workers=cfg.workers,
         say=log.say,
     )

@@ -1,6 +1,7 @@
 """Turn data set files into batches: labels, augmentation plans, drawing, sampling, loading."""
 
 from data.augment import Augmentation
+from data.augment.transforms import Transforms, read_transforms
 from data.balance import weights_after
 from data.cache import open_base_images
 from data.labels import Labels
@@ -29,12 +30,14 @@ __all__ = [
     "Loaders",
     "MultiScale",
     "TrainSampler",
+    "Transforms",
     "build_evaluation_loader",
     "build_loaders",
     "build_train_loader",
     "open_base_images",
     "open_data",
     "open_dataset",
+    "read_transforms",
     "trial_drawing",
     "weights_after",
 ]

@@ -142,6 +142,7 @@ def open_base_images(
     folder: Path | None,
     spills: bool = False,
     pastes: bool = False,
+    transforms: bool = False,
 ) -> dict[str, Reader | DeviceImages]:
     """Return a reader of base images for each split: a cache, or their files.
 
@@ -157,13 +158,19 @@ def open_base_images(
         folder: the cache folder on disk, None if there is none.
         spills: whether images that do not fit into memory may be cached on disk instead.
         pastes: whether the augmentation uses copy-paste, which GPUs cannot draw.
+        transforms: whether there are own transforms, which run on the CPU.
 
-    Raises ValueError for `device` with copy-paste, and as DecodedImages does, for an image that is
-    damaged or was replaced.
+    Raises ValueError for `device` with copy-paste or own transforms, and as DecodedImages does, for
+    an image that is damaged or was replaced.
     """
     if where == DEVICE and pastes:
         raise ValueError(
             "--cache device does not support copy-paste (copy_paste in --hyp): choose --cache ram"
+        )
+    if where == DEVICE and transforms:
+        raise ValueError(
+            "--cache device does not support --augmentations, whose transforms run on the CPU: "
+            "choose --cache ram"
         )
     splits = []
     for name, split_labels in labels.items():

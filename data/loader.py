@@ -34,6 +34,7 @@ from data.augment import (
     pack,
     with_fixed_shapes,
 )
+from data.augment.transforms import Transforms, TransformsError
 from data.base_images import UnreadableImageError, decoded
 from data.cache import DeviceImages
 from data.labels import Labels
@@ -120,25 +121,34 @@ class Drawn(NamedTuple):
 
 
 class _HostDrawer:
-    """Draws the pixels of plans on the CPU."""
+    """Draws the pixels of plans on the CPU, and applies own transforms to them."""
 
     pool = None  # as _DeviceDrawer.pool
 
-    def __init__(self, read: Reader) -> None:
+    def __init__(self, read: Reader, transforms: Transforms | None) -> None:
         self._drawer = Drawer(read)
+        self._transforms = transforms
 
     def __call__(
         self, plans: Sequence[Plan], shape: tuple[int, ...], memory: NDArray[np.uint8] | None
-    ) -> NDArray[np.uint8]:
-        """Return the pixels [B, H, W, 3]; an empty array if they were drawn into `memory`."""
+    ) -> tuple[NDArray[np.uint8], list[NDArray[np.float32]]]:
+        """Return the pixels [B, H, W, 3] and the targets [T, 5] of each plan.
+
+        The pixels are an empty array if they were drawn into `memory`.
+        """
         if memory is None:
             pixels = np.empty(shape, np.uint8)
         else:
             pixels = memory[: prod(shape)].reshape(shape)
 
+        targets = []
         for plan, image in zip(plans, pixels, strict=True):
             self._drawer.draw(plan, image)
-        return pixels if memory is None else np.empty(0, np.uint8)
+            targets_of_plan = plan.targets
+            if self._transforms is not None:
+                targets_of_plan = self._transforms.apply(image, plan.targets, plan.seed)
+            targets.append(targets_of_plan)
+        return pixels if memory is None else np.empty(0, np.uint8), targets
 
 
 class _DeviceDrawer:
@@ -151,8 +161,10 @@ class _DeviceDrawer:
     def pool(self) -> Tensor | None:
         return self._images.pool
 
-    def __call__(self, plans: Sequence[Plan], *_: object) -> Packed:
-        return pack(plans, self._images.locate)
+    def __call__(
+        self, plans: Sequence[Plan], *_: object
+    ) -> tuple[Packed, list[NDArray[np.float32]]]:
+        return pack(plans, self._images.locate), [plan.targets for plan in plans]
 
 
 class Samples:
@@ -162,12 +174,20 @@ class Samples:
     """
 
     def __init__(
-        self, planner: Planner, images: Reader | DeviceImages | None = None, *, augment: bool
+        self,
+        planner: Planner,
+        images: Reader | DeviceImages | None = None,
+        *,
+        augment: bool,
+        transforms: Transforms | None = None,
     ) -> None:
         """Choose who draws: the device of `images` if they are DeviceImages, otherwise the CPU.
 
-        images: base images, read from their files by default. augment: draw random plans, otherwise
-        plain letterboxed ones.
+        Args:
+            planner: plans the samples.
+            images: base images, read from their files by default.
+            augment: draw random plans, otherwise plain letterboxed ones.
+            transforms: applied to what the CPU has drawn.
         """
         self.planner = planner
         self.augment = augment
@@ -176,7 +196,7 @@ class Samples:
             self._drawer = _DeviceDrawer(images)
         else:
             read = images or decoded(planner.labels, planner.image_size, planner.tile)
-            self._drawer = _HostDrawer(read)
+            self._drawer = _HostDrawer(read, transforms)
 
     @property
     def pool(self) -> Tensor | None:
@@ -193,10 +213,10 @@ class Samples:
         """
         shape = (len(keys), keys[0].height, keys[0].width, 3)
         plans = [self._plan(key) for key in keys]
-        pixels = self._drawer(plans, shape, memory)
+        pixels, targets_of_plans = self._drawer(plans, shape, memory)
 
         # Each target gets the number of its image in the batch.  [T, 6]
-        numbered = [np.insert(plan.targets, 0, i, axis=1) for i, plan in enumerate(plans)]
+        numbered = [np.insert(own, 0, i, axis=1) for i, own in enumerate(targets_of_plans)]
         targets = np.concatenate(numbered)
 
         indices = np.array([self.planner.image_of(key.index) for key in keys])
@@ -445,14 +465,15 @@ class Loader(Generic[S]):
                 drawn_batches = self._pass() if begun is None else begun
                 for number, drawn in enumerate(drawn_batches):
                     yield self._to_batch(number, drawn)
-        except UnreadableImageError as error:
+        except (UnreadableImageError, TransformsError) as error:
             # The traceback refers to torch's frames, which would keep the workers alive.
             error.__traceback__ = None
 
             # A worker sends its whole traceback as the text; our message is its end.
-            name = f"\n{UnreadableImageError.__module__}.{UnreadableImageError.__name__}: "
+            kind = type(error)
+            name = f"\n{kind.__module__}.{kind.__name__}: "
             message = str(error).rpartition(name)[2].rstrip()
-            raise UnreadableImageError(message) from None
+            raise kind(message) from None
 
     def _to_batch(self, number: int, drawn: Drawn) -> Batch:
         """Return the batch on the device."""

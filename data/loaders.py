@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data.augment import Augmentation, Planner, Reader
+from data.augment.transforms import Transforms
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples
@@ -45,6 +48,7 @@ def build_loaders(
     rect: bool,
     mosaic_until: int,
     workers: int,
+    transforms: Transforms | None = None,
     say: Say = say_nothing,
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels.
@@ -62,6 +66,7 @@ def build_loaders(
         rect: as in `build_train_loader`.
         mosaic_until: as in `build_train_loader`.
         workers: max DataLoader workers per process.
+        transforms: as in `build_train_loader`.
         say: receives a log line if memory allows fewer.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
@@ -90,6 +95,7 @@ def build_loaders(
         seed=seed,
         rect=rect,
         mosaic_until=mosaic_until,
+        transforms=transforms,
         workers=workers,
         device=world.device,
         images=images["train"],
@@ -111,6 +117,7 @@ def build_train_loader(
     seed: int,
     rect: bool = False,
     mosaic_until: int = 2**31,
+    transforms: Transforms | None = None,
     workers: int = 0,
     device: torch.device = CPU,
     images: Images | None = None,
@@ -133,6 +140,7 @@ def build_train_loader(
         rect: group samples of similar aspect ratio into batches, without mosaic, instead of square
             canvases.
         mosaic_until: the first epoch without mosaic, mixup and copy-paste.
+        transforms: the user's own, applied last; tried here on canvases of extreme shapes.
         workers: number of worker processes; with 0 this process draws.
         device: where the batches go.
         images: base images, of whole images, read from their files by default.
@@ -141,10 +149,12 @@ def build_train_loader(
         ring_bytes: as in Loader.
         say: as in Loader.
 
-    Raises ValueError as TrainSampler does.
+    Raises ValueError as TrainSampler and `Transforms.check` do.
     """
     shapes = CanvasShapes(image_size, stride) if rect else None
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
+    if transforms is not None:
+        transforms.check(_extreme_canvases(image_size, shapes, ratios))
     sampler = TrainSampler(
         ratios,
         batch_size=batch_size,
@@ -155,8 +165,18 @@ def build_train_loader(
         shapes=shapes,
         mosaic_until=mosaic_until,
     )
-    samples = _train_samples(labels, image_size, augmentation, seed, images)
+    samples = _train_samples(labels, image_size, augmentation, seed, images, transforms)
     return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)
+
+
+def _extreme_canvases(
+    image_size: int, shapes: CanvasShapes | None, ratios: NDArray[np.float64]
+) -> list[tuple[int, int]]:
+    """Return the (height, width) of the lowest and the narrowest canvas, or of the square ones."""
+    if shapes is None:
+        return [(image_size, image_size)]
+    extremes = ratios[[ratios.argmin(), ratios.argmax()]]
+    return [shapes.shape(ratio[None]) for ratio in extremes]
 
 
 def _train_samples(
@@ -165,6 +185,7 @@ def _train_samples(
     augmentation: Augmentation,
     seed: int,
     images: Images | None,
+    transforms: Transforms | None = None,
 ) -> Samples:
     """Return the augmented samples: of tiles if the labels are those of tiles.
 
@@ -175,7 +196,7 @@ def _train_samples(
         planner = TilePlanner(labels, image_size, augmentation, seed)
     else:
         planner = Planner(labels, image_size, augmentation, seed)
-    return Samples(planner, images, augment=True)
+    return Samples(planner, images, augment=True, transforms=transforms)
 
 
 def trial_drawing(

@@ -1,12 +1,13 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data import Dataset, Images
+from data import Dataset, Images, Transforms
 from data.dataset_yaml import find_data, find_hyp
 from data.layouts import is_other_path
 from models.detector import Detector
@@ -32,6 +33,7 @@ from training.checkpoints.resume import (
 )
 from training.checkpoints.status import FINISHED, RUNNING, write_status
 from training.global_batch import GlobalBatch
+from training.settings.augmentations import build_transforms, report_change, text_digest, with_text
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
@@ -42,9 +44,11 @@ from utils.distributed.world import World
 from utils.files.checkpoint_file import digest_of_checkpoint
 from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files, require_writable
-from utils.files.writers import write_json, write_yaml
+from utils.files.writers import write_json, write_text, write_yaml
 from utils.log import Say
 from utils.printable import counted
+
+TRANSFORMS = "augmentations.yaml"  # in the run folder: a copy of the file of --augmentations
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Run:
     saved: Checkpoint | None
     attempt: PreviousAttempt
     world: World
+    transforms: Transforms | None = None  # of --augmentations
     recipe: Recipe | None = None  # of a new run with --hyp auto
     folder: Path = Path()  # set by `open_folder`
 
@@ -215,6 +220,9 @@ class Run:
 
         write_yaml(self.folder / SETTINGS, self.config.as_dict())
         write_hyp(self.folder / "hyp.yaml", self.config.optimizer, self.hyp)
+        (self.folder / TRANSFORMS).unlink(missing_ok=True)  # an earlier run may have left it
+        if self.transforms:
+            write_text(self.folder / TRANSFORMS, self.transforms.file.text)
         report = {split: found.as_dict() for split, found in data.reports.items()}
         write_json(self.folder / "data_report.json", report)
         if any(self.attempt.marks):  # of launchers, by which they find the run after a restart
@@ -274,15 +282,18 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
         if world.is_main:
             require_writable(Path(flags.project), "--project")
         cfg, hyp = _new_settings(flags, say)
-    world.require_same("the command line", cfg.training() | hyp.as_dict())
+    same = cfg.training() | hyp.as_dict() | {"augmentations": text_digest(cfg)}
+    world.require_same("the command line", same)
     GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split
-    return Run(cfg, hyp, saved, attempt, world)
+    return Run(cfg, hyp, saved, attempt, world, build_transforms(cfg, say))
 
 
 def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:
     if "data" in flags.given:
         paths = [name if is_other_path(name) else str(find_data(name)) for name in flags.data]
         flags = replace(flags, data=tuple(paths))
+    with suppress(ValueError):  # the run has its own text: the file may be gone
+        flags = with_text(flags)
     cfg, changes = resumed_config(flags, saved)
     with refuse_damaged(cfg.resume):
         hyp = Hyp(**saved.description.hyp)
@@ -292,6 +303,7 @@ def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[
     say(f"resuming {cfg.resume}: {model}, {done}")
     for line in changes:
         say(line)
+    report_change(cfg, say)
     return cfg, hyp
 
 
@@ -302,6 +314,7 @@ def _new_settings(flags: TrainConfig, say: Say) -> tuple[TrainConfig, Hyp]:
     optimizer. Raises ValueError as read_hyp does, and if the optimizer does not go with the
     settings.
     """
+    flags = with_text(flags)
     if flags.hyp == AUTO:
         return flags, Hyp()
     optimizer, hyp = read_hyp(find_hyp(flags.hyp))

@@ -7,22 +7,23 @@ from collections.abc import Iterable
 from types import ModuleType
 
 
-def import_optional(package: str, purpose: str) -> ModuleType:
+def import_optional(package: str, purpose: str, how: str = "") -> ModuleType:
     """Import an optional package, or a module of one, and return it.
 
-    Raises ValueError with the pip command if it is not installed, or cannot be imported.
+    Raises ValueError with the pip command, or `how` to install it in place of that, if it is not
+    installed, or cannot be imported.
 
     >>> import_optional("json", "reading JSON").__name__
     'json'
     """
-    return import_all_optional([package], purpose)[0]
+    return import_all_optional([package], purpose, how)[0]
 
 
-def import_all_optional(packages: Iterable[str], purpose: str) -> list[ModuleType]:
+def import_all_optional(packages: Iterable[str], purpose: str, how: str = "") -> list[ModuleType]:
     """Import optional packages, or modules of them, and return them.
 
-    Raises ValueError with one pip command for all that are not installed, or cannot be imported;
-    then with the reason.
+    Raises ValueError with one pip command, or `how`, for all that are not installed, or cannot be
+    imported; then with the reason.
 
     >>> modules = import_all_optional(["json", "json.decoder"], "reading JSON")
     >>> [module.__name__ for module in modules]
@@ -49,15 +50,18 @@ def import_all_optional(packages: Iterable[str], purpose: str) -> list[ModuleTyp
         if len(names) > 1:
             listed = f"the packages {', '.join(names[:-1])} and {names[-1]}"
         shown = f" ({'; '.join(reasons)})" if reasons else ""
-        raise ValueError(f"{purpose} needs {listed}: pip install {' '.join(names)}{shown}")
+        how = how or f"pip install {' '.join(names)}"
+        raise ValueError(f"{purpose} needs {listed}: {how}{shown}")
     return imported
 
 
 def _turn_off_telemetry() -> None:
-    """Keep onnxruntime, openvino and nncf from sending usage data, as they do when imported.
+    """Keep packages from using the network when they are imported.
 
-    onnxruntime from 1.32 on has a variable for it. openvino and nncf send by a package of their
-    own, without which they work as well.
+    onnxruntime, openvino and nncf send usage data: onnxruntime from 1.32 on has a variable for it,
+    openvino and nncf send by a package of their own, without which they work as well.
+    Albumentations asks the package index for a newer version.
     """
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # not to be found

@@ -121,7 +121,11 @@ class Planner:
         flip_left = bool(random.random() < strengths.fliplr)
         targets = flipped_boxes(targets, size, flip_up, flip_left)
 
-        return Plan(size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left)
+        # Drawn last, so that the other numbers are the same with and without own transforms.
+        seed = int(random.integers(2**63))
+        return Plan(
+            size, tuple(layers), targets.astype(np.float32), mix, hsv, flip_up, flip_left, seed
+        )
 
     def plain(self, index: int, size: tuple[int, int]) -> Plan:
         """Return the plan of the letterboxed image on a canvas of `size`, without augmentation.

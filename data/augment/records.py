@@ -76,3 +76,4 @@ class Plan:
     hsv: tuple[float, float, float] | None = None  # gains of hue, saturation, value
     flip_up: bool = False
     flip_left: bool = False
+    seed: int = 0  # of the random numbers of own transforms, which come last

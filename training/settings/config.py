@@ -13,6 +13,7 @@ PER_MACHINE = (
     "weights",
     "cfg",
     "hyp",
+    "augmentations",
     "resume",
     "project",
     "name",
@@ -28,7 +29,8 @@ CHOICES = {
     "compile": ("off", "default", "reduce-overhead", "max-autotune"),
     "cache": ("auto", "ram", "disk", "device", "off"),
 }
-LISTS = ("data", "names", "merge", "freeze", "loggers")  # fields with several values
+# fields with several values
+LISTS = ("data", "names", "merge", "freeze", "augmentations", "loggers")
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -69,6 +71,7 @@ class TrainConfig:
     merge: tuple[str, ...] = ()
     strict: bool = False
     hyp: str = "auto"
+    augmentations: tuple[str, ...] = ()  # a file; in a run also its text
     epochs: int = 100
     batch_size: int = 16
     imgsz: int = 640
@@ -127,7 +130,7 @@ class TrainConfig:
         require(integers, "--freeze: layer numbers must be whole numbers")
         paths = all(type(path) is str for path in self.data)
         require(paths and bool(self.data), "--data: give one path or more")
-        for name in ("names", "merge", "loggers"):
+        for name in ("names", "merge", "augmentations", "loggers"):
             texts = all(type(text) is str and text for text in getattr(self, name))
             require(texts, f"{flag(name)}: give texts that are not empty")
 

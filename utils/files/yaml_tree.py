@@ -30,11 +30,11 @@ def read_tree(file: Path, name: str | Path, what: str, most_bytes: int) -> Node 
     than MAX_NODES nodes.
     """
     shown_name = printable(name)
-    text = _read_text(file, shown_name, what, most_bytes)
-    return _compose(text, shown_name)
+    text = read_text(file, shown_name, what, most_bytes)
+    return parse_tree(text, shown_name)
 
 
-def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
+def read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
     """Return the text of a file. Raises ValueError as `read_tree` does."""
     try:
         with open(file, "rb") as stream:
@@ -54,7 +54,7 @@ def _read_text(file: Path, name: str, what: str, most_bytes: int) -> str:
         raise ValueError(f"{name} line {line}: not UTF-8 text") from None
 
 
-def _compose(text: str, name: str) -> Node | None:
+def parse_tree(text: str, name: str) -> Node | None:
     """Return the node tree of a text. Raises ValueError as `read_tree` does."""
     # The C parser reads 10,000 names in milliseconds.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
