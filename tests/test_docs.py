@@ -30,6 +30,9 @@ import detect
 import export
 import train
 import val
+from data.augment.__main__ import main as draw_augmentations
+from data.augment.__main__ import parse_args as parse_augment
+from data.augment.transforms.names import BOX_TRANSFORMS, GROUPS, PIXEL_TRANSFORMS
 from data.check import __main__ as data_check
 from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
@@ -52,6 +55,8 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 TOOLS_PAGE = ROOT / "docs" / "annotation_tools.md"
+AUGMENTATIONS_PAGE = ROOT / "docs" / "augmentations.md"
+OWN_TESTS = (TOOLS_PAGE, AUGMENTATIONS_PAGE)  # pages whose commands need files of their own
 PAGES = [
     *USER_PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md")),
@@ -333,6 +338,7 @@ def test_flags_in_inline_code_exist(monkeypatch):
     for script in SCRIPTS.values():
         script.parse_args([])
     parse_convert(["export.zip", "converted", "--to", "yolo"])
+    parse_augment(["my-augmentations.yaml", "--image", "photo.jpg"])
     parse_compare(["runs/train/exp"])
     data_check.parse_args(["mydata.yaml"])
     training_check.parse_args(["mydata.yaml", "--weights", "best.pt"])
@@ -431,7 +437,7 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
 SINGLE_PROCESS = [
     command.words
     for command in PYTHON_COMMANDS
-    if command.page != TOOLS_PAGE  # each has its own data, see below
+    if command.page not in OWN_TESTS
     and command.words[0] == "python"
     and command.words[1] in ("train.py", "val.py", "detect.py")
     and not EXITS & {*command.words}
@@ -490,6 +496,28 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
         assert list(folder.glob(f"runs/{script}/*/{written}")), (
             f"{shlex.join(words)} wrote no {written}"
         )
+
+
+def test_page_on_augmentations_lists_all_transforms():
+    listed = {code for _, code in inline_code(read_page(AUGMENTATIONS_PAGE)[1])}
+    assert listed >= {*PIXEL_TRANSFORMS, *BOX_TRANSFORMS, *GROUPS}
+
+
+@pytest.mark.slow
+def test_documented_commands_with_augmentations_run(small, tmp_path, monkeypatch):
+    """With the file of the page: the picture, and a training."""
+    if find_spec("albumentations") is None:
+        pytest.skip("needs albumentations")
+    monkeypatch.chdir(tmp_path)
+    (file,) = [block for block in read_page(AUGMENTATIONS_PAGE)[0] if block.language == "yaml"]
+    Path("my-augmentations.yaml").write_text(file.text)
+    cv2.imwrite("photo.jpg", np.zeros((48, 64, 3), np.uint8))
+    words = [command.words for command in commands_of(AUGMENTATIONS_PAGE)]
+    training, picture = [command for command in words if command[0] == "python"]
+    draw_augmentations([*picture[3:], "--img", "64"])
+    assert Path("augmentations.jpg").exists()
+    run_in_process(list(training), small)
+    assert Path("runs/train/exp/augmentations.yaml").read_text() == file.text
 
 
 TOOL_COMMANDS = [command.words for command in commands_of(TOOLS_PAGE)]
@@ -783,7 +811,11 @@ def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
 # ---------------------------------------------------------------------- what a page names exists
 
 DATA_YAMLS = [
-    block for page in USER_PAGES for block in read_page(page)[0] if block.language == "yaml"
+    block
+    for page in USER_PAGES
+    if page != AUGMENTATIONS_PAGE
+    for block in read_page(page)[0]
+    if block.language == "yaml"
 ]
 
 
