@@ -167,4 +167,6 @@ def _share(value: float | None, best: bool) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.1f}" if value < 1e6 else f"{value:.1e}"

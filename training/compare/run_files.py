@@ -22,6 +22,8 @@ PREEMPTED = "preempted.json"
 MARKS = (SETTINGS, RESULTS, METRICS)  # a folder without any of these is no run folder
 
 MAX_BYTES = {SETTINGS: 2**20, HYP: 2**16, RESULTS: 2**26, METRICS: 2**26, DATA: 2**26}
+MOST_EPOCHS = 10**9  # a higher number of an epoch is damage
+MOST_COUNTED = 10**15  # so is a higher number of images or boxes
 NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "precision", "recall")
 COLUMN_OF = {
     "AP": "metrics/mAP_0.5:0.95",
@@ -57,14 +59,16 @@ class RunFiles:
 
     @property
     def best_row(self) -> int | None:
-        """Return the position of the best epoch by 0.1 AP50 + 0.9 AP, the first of equal ones.
+        """Return the position of the best epoch by 0.1 AP50 + 0.9 AP; None if none was validated.
 
-        None if no epoch was validated.
+        Of equal ones it is the first, but the last if all are 0, as in a training.
         """
         ap50 = self.columns.get(COLUMN_OF["AP50"], [])
         ap = self.columns.get(COLUMN_OF["AP"], [])
         fitness = [0.1 * a + 0.9 * b for a, b in zip(ap50, ap, strict=True)]
         known = [row for row, value in enumerate(fitness) if math.isfinite(value)]
+        if known and not any(fitness[row] for row in known):
+            return known[-1]
         return max(known, key=lambda row: fitness[row], default=None)
 
 
@@ -159,11 +163,17 @@ class _Reader:
             return {}
         if not rows:
             return {}
-        whole = [row for row in rows if len(row) == len(names)]
+        epoch = names.index("epoch")
+        whole = [row for row in rows if len(row) == len(names) and _is_epoch(row[epoch])]
         if len(whole) < len(rows):
             left_out = len(rows) - len(whole)
-            self.problems.append(f"{RESULTS}: rows without {len(names)} values: {left_out}")
-        return {name: [_as_number(row[i]) for row in whole] for i, name in enumerate(names)}
+            self.problems.append(
+                f"{RESULTS}: rows without {len(names)} values or the number of an epoch: {left_out}"
+            )
+        columns = {name: [_as_number(row[i]) for row in whole] for i, name in enumerate(names)}
+        for name in COLUMN_OF.values():
+            columns[name] = [value if 0 <= value <= 1 else math.nan for value in columns[name]]
+        return columns
 
     def _text(self, name: str) -> str | None:
         """Return a file's text; None if it is missing, too large or unreadable."""
@@ -173,7 +183,7 @@ class _Reader:
         try:
             if file.stat().st_size > MAX_BYTES[name]:
                 raise ValueError(f"larger than {MAX_BYTES[name]:,} bytes")
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8-sig")  # spreadsheets write a mark
         except (OSError, ValueError) as error:
             self.problems.append(f"{name} cannot be read: {one_line(error)}")
             return None
@@ -196,14 +206,22 @@ def _as_number(text: str) -> float:
         return math.nan
 
 
-def _numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    """Return the finite numbers of these names that are not negative, as -1 is an unknown one."""
+def _is_epoch(text: str) -> bool:
+    """Return whether a cell has the number of an epoch, which is a whole one from 1 on."""
+    value = _as_number(text)
+    return value.is_integer() and 1 <= value <= MOST_EPOCHS
+
+
+def _numbers(
+    values: Mapping[str, Any], names: tuple[str, ...], highest: float = 1.0
+) -> dict[str, float]:
+    """Return the numbers of these names from 0 to `highest`: -1 is an unknown one."""
     found = {}
     for name in names:
         value = values.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        if math.isfinite(value) and value >= 0:
+        if 0 <= value <= highest:
             found[name] = float(value)
     return found
 
@@ -220,7 +238,8 @@ def _class_aps(per_class: Mapping[str, Any]) -> dict[str, float]:
 def _val_counts(report: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the numbers of images and of boxes of the val split, None if they are not known."""
     val = report.get("val")
-    counts = _numbers(val if isinstance(val, dict) else {}, ("images", "instances"))
+    names = ("images", "instances")
+    counts = _numbers(val if isinstance(val, dict) else {}, names, MOST_COUNTED)
     return (counts["images"], counts["instances"]) if len(counts) == 2 else None
 
 

@@ -133,6 +133,8 @@ def test_values_of_any_type_are_no_numbers(tmp_path):
     values = compare(tmp_path, run)
     assert values["runs"][0]["AP"] == 0.2  # from results.csv
     assert values["classes"] == [["cat", [None]], ["dog", [None]]]
+    (run / "metrics.json").write_text(f'{{"best": {{"AP": 1{"0" * 400}, "AP50": 1e308}}}}')
+    assert compare(tmp_path, run)["runs"][0]["AP50"] == 0.4
     (run / "metrics.json").write_text('{"best": [], "status": 3}')
     assert compare(tmp_path, run)["runs"][0]["status"] == "finished"
 
@@ -143,7 +145,22 @@ def test_cut_row_of_results_is_left_out(tmp_path):
     (run / "results.csv").write_text(text.rstrip()[:-3].rpartition(",")[0])
     values = compare(tmp_path, run)
     assert values["runs"][0]["epochs"] == 2
-    assert values["problems"] == ["a: results.csv: rows without 6 values: 1"]
+    sentence = "a: results.csv: rows without 6 values or the number of an epoch: 1"
+    assert values["problems"] == [sentence]
+
+
+def test_numbers_that_cannot_be_are_not_known(tmp_path, capsys):
+    """And of epochs that are all 0 the last one is the best, as in a training."""
+    run = write_run(tmp_path / "a", 0.0)
+    (run / "metrics.json").unlink()
+    lines = (run / "results.csv").read_text().splitlines()
+    lines += ["1e300,1,0.5,0.5,0.5,0.5", "nan,1,0.5,0.5,0.5,0.5", "3,1e308,1e308,inf,-1,0.5"]
+    (run / "results.csv").write_text("\ufeff" + "\n".join(lines))  # as a spreadsheet writes it
+    values = compare(tmp_path, run)["runs"][0]
+    assert (values["epochs"], values["best_epoch"], values["AP"]) == (3, 2, 0)
+    assert values["columns"]["metrics/precision"] == [0.5, 0.5, None]
+    table = capsys.readouterr().out.splitlines()[:2]
+    assert all(len(line) < 100 for line in table)
 
 
 def test_other_classes_and_other_data_are_named(tmp_path):
