@@ -381,7 +381,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
     pictures_wanted = world.is_main and not cfg.noplots
     described = state.describe(len(loaders.train), cfg.optimizer)
     facts = model_facts(cfg, model, described, run.recipe)
-    log.attach(TrainingReport(data, world, facts, active=pictures_wanted))
+    log.attach(TrainingReport(data, world, facts, log.say, active=pictures_wanted))
     log.send(
         RunStarted(
             run.folder,

@@ -308,6 +308,9 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     pictures = Pictures(folder, dataset.names, active=world.is_main, written=log.image_written)
     draw_results(pictures, result, loader)
     if world.is_main:
+        pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
+        if pycocotools_summary:
+            log.table(pycocotools_summary)
         write_validation_report(
             folder,
             result,
@@ -317,10 +320,8 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
             weights=", ".join(paths),
             flags=vars(args),
             defaults=vars(parse_args([])[0]),
+            say=log.say,
         )
-        pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
-        if pycocotools_summary:
-            log.table(pycocotools_summary)
     log.send(RunEnded(folder, result.as_dict(dataset.names)))
     log.say(f"results written to {folder}")
     world.wait_for_main()

@@ -20,7 +20,7 @@ from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
 from utils.files.writers import write_csv, write_json, write_yaml
-from utils.log import EpochEnded, EvaluationEnded, RunEnded, RunStarted
+from utils.log import EpochEnded, EvaluationEnded, RunEnded, RunStarted, say_nothing
 from utils.metrics import evaluate_boxes, operating_curves
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.records import Detections, GroundTruth
@@ -138,7 +138,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, sent in events.items():
         folder = root / name
         folder.mkdir()
-        report = TrainingReport(dataset, CPU, [("model", ATTACK)], active=True)
+        report = TrainingReport(dataset, CPU, [("model", ATTACK)], say_nothing, active=True)
         for event in (RunStarted(folder, config, Hyp().as_dict(), []), *sent):
             report.handle(event)
         write_yaml(folder / "args.yaml", {**config, "epochs": len(name), "cfg": ATTACK})

@@ -1,7 +1,8 @@
 """Write report.html."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from training.report.facts import Rows
 from utils import __version__
 from utils.files.writers import write_text
+from utils.log import Say
+from utils.printable import one_line
 from utils.report import build_page
 
 REPORT = "report.html"  # in the run folder
@@ -57,3 +60,13 @@ class ReportPage:
         }
         page = build_page("report", f"{folder.name}: Kestrel's report", values)
         write_text(folder / REPORT, page)
+
+
+@contextmanager
+def report_or_say(say: Say) -> Iterator[None]:
+    """Say why a report could not be made in the block: a run does not end for want of one."""
+    try:
+        yield
+    except Exception as error:
+        reason = one_line(error) or type(error).__name__
+        say(f"{REPORT} is not complete ({reason}): the run goes on without it")

@@ -3,19 +3,27 @@
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from data import Dataset
 from training.report.facts import Rows, data_facts, environment_facts, setting_rows
-from training.report.page import Figure, ReportPage, State
+from training.report.page import Figure, ReportPage, State, report_or_say
 from training.report.result import error_values, images_figure, result_values
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
-from utils.log import EpochEnded, EvaluationEnded, Event, LogClosed, Row, RunEnded, RunStarted
+from utils.log import (
+    EpochEnded,
+    EvaluationEnded,
+    Event,
+    LogClosed,
+    Row,
+    RunEnded,
+    RunStarted,
+    Say,
+    say_nothing,
+)
 from utils.printable import counted
-from utils.terminal import FaultError
 
 MAX_SHARE = 0.01  # of the time that a run may spend on its report, before its end
 
@@ -27,16 +35,20 @@ class TrainingReport:
     written, so a run of short epochs writes it less often. The errors and their pictures take
     seconds: they are there at the end. A run that is resumed has its earlier epochs again.
 
+    What goes wrong, such as a full disk, is said once and does not end the run.
+
     Args:
         data: with the labels of both splits.
         world: of the processes.
         model: what the report says of the model and of how it is trained.
+        say: shows a sentence to the user.
         active: False to write nothing.
     """
 
-    def __init__(self, data: Dataset, world: World, model: Rows, *, active: bool) -> None:
+    def __init__(self, data: Dataset, world: World, model: Rows, say: Say, *, active: bool) -> None:
         self.data = data
         self.active = active
+        self._say = say
         self._facts: list[tuple[str, Rows]] = []
         if active:
             self._facts = [
@@ -55,8 +67,19 @@ class TrainingReport:
 
     def handle(self, event: Event) -> None:
         """Take what the event says into the report."""
-        if not self.active:
-            return
+        if self.active:
+            # A run that has failed ends with the sentence of its own error.
+            say = say_nothing if isinstance(event, LogClosed) else self._say_once
+            with report_or_say(say):
+                self._take(event)
+
+    def _say_once(self, sentence: str) -> None:
+        """Show the first sentence only: what goes wrong after each epoch is said once."""
+        self._say(sentence)
+        self._say = say_nothing
+
+    def _take(self, event: Event) -> None:
+        """Do what `handle` does; raise what goes wrong."""
         if isinstance(event, RunStarted):
             self._run = event
             self._began = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -73,11 +96,8 @@ class TrainingReport:
         elif isinstance(event, RunEnded):
             self._write("finished")
         elif isinstance(event, LogClosed) and event.status != "finished":
-            with suppress(
-                OSError, FaultError, MemoryError
-            ):  # the run's own error is the one to report
-                self._take_validation()
-                self._write("interrupted" if event.status == "interrupted" else "failed")
+            self._take_validation()
+            self._write("interrupted" if event.status == "interrupted" else "failed")
 
     def _take_validation(self) -> None:
         """Take the last validation of an epoch into the report."""
@@ -91,10 +111,12 @@ class TrainingReport:
     def _after_epoch(self) -> None:
         """Write the report of a run that goes on."""
         begin = time.monotonic()
-        self._take_validation()
-        self._write("running")
-        self._written = time.monotonic()
-        self._cost = self._written - begin
+        try:
+            self._take_validation()
+            self._write("running")
+        finally:  # if it fails, it is not tried again at once
+            self._written = time.monotonic()
+            self._cost = self._written - begin
 
     def _after_evaluation(self, event: EvaluationEnded) -> None:
         """Keep the final evaluation; the report is written when the run ends."""

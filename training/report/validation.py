@@ -6,9 +6,10 @@ from typing import Any
 
 from data import Dataset
 from training.report.facts import data_facts, environment_facts, setting_rows
-from training.report.page import ReportPage
+from training.report.page import ReportPage, report_or_say
 from training.report.result import error_values, images_figure, result_values, speed_figure
 from utils.distributed.world import World
+from utils.log import Say
 from utils.metrics.evaluation import Evaluation
 
 
@@ -22,8 +23,9 @@ def write_validation_report(
     weights: str,
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    say: Say,
 ) -> None:
-    """Write report.html of an evaluation into its run folder.
+    """Write report.html of an evaluation into its run folder, or say why that was not possible.
 
     Args:
         folder: of the run.
@@ -34,17 +36,19 @@ def write_validation_report(
         weights: what was evaluated, as text.
         flags: of the command line.
         defaults: of the flags.
+        say: shows a sentence to the user.
     """
-    names = dataset.names
-    result = result_values(evaluation, names, f"{weights} on the {split} split.")
-    result |= error_values(evaluation, dataset.labels[split].whole, names)
-    page = ReportPage(
-        script="val.py",
-        state="finished",
-        status="validation",
-        figures=[images_figure(evaluation), speed_figure(evaluation)],
-        facts=[("Data", data_facts(dataset)), ("Environment", environment_facts(world))],
-        settings=setting_rows(flags, defaults),
-        evaluation=result,
-    )
-    page.write(folder)
+    with report_or_say(say):
+        names = dataset.names
+        result = result_values(evaluation, names, f"{weights} on the {split} split.")
+        result |= error_values(evaluation, dataset.labels[split].whole, names)
+        page = ReportPage(
+            script="val.py",
+            state="finished",
+            status="validation",
+            figures=[images_figure(evaluation), speed_figure(evaluation)],
+            facts=[("Data", data_facts(dataset)), ("Environment", environment_facts(world))],
+            settings=setting_rows(flags, defaults),
+            evaluation=result,
+        )
+        page.write(folder)

@@ -13,7 +13,7 @@ from training.report.training import MAX_SHARE, TrainingReport
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
-from utils.log import EpochEnded, LogClosed, RunEnded, RunStarted
+from utils.log import EpochEnded, LogClosed, RunEnded, RunStarted, Say, say_nothing
 
 CPU = World(torch.device("cpu"))
 
@@ -25,7 +25,7 @@ def values_of(folder: Path) -> dict:
     return json.loads(text)
 
 
-def report_of(*, active: bool = True) -> TrainingReport:
+def report_of(*, active: bool = True, say: Say = say_nothing) -> TrainingReport:
     report = SimpleNamespace(
         images=8, background=1, instances=20, problem_counts=[("note", 3), ("row dropped", 2)]
     )
@@ -37,7 +37,7 @@ def report_of(*, active: bool = True) -> TrainingReport:
         reports={"train": report},
         digests={"train": "0123456789abcdef0123"},
     )
-    return TrainingReport(data, CPU, [("model", "yolov5n.yaml")], active=active)
+    return TrainingReport(data, CPU, [("model", "yolov5n.yaml")], say, active=active)
 
 
 def started(folder: Path, rows: list[dict[str, float]]) -> RunStarted:
@@ -131,8 +131,9 @@ def test_report_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
     assert written[-1] == 5
 
 
-def test_full_disk_leaves_the_old_report(tmp_path, monkeypatch):
-    report = report_of()
+def test_full_disk_leaves_the_old_report_and_the_run_goes_on(tmp_path, monkeypatch):
+    said = []
+    report = report_of(say=said.append)
     report.handle(started(tmp_path, []))
     before = (tmp_path / "report.html").read_bytes()
 
@@ -140,7 +141,14 @@ def test_full_disk_leaves_the_old_report(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fail)
-    with pytest.raises(OSError, match="No space left"):
-        report.handle(RunEnded(tmp_path, {}))
+    for epoch in (1, 2):
+        report.handle(EpochEnded(tmp_path, rows(epoch)[-1], rows(epoch), ""))
+    report.handle(RunEnded(tmp_path, {}))
+    report.handle(LogClosed("failed"))
+    file = tmp_path / "report.html"
+    assert said == [
+        f"report.html is not complete ([Errno 28] No space left on device: '{file}'): the run goes "
+        "on without it"
+    ]
     assert (tmp_path / "report.html").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
