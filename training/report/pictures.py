@@ -204,26 +204,32 @@ def picture_values(
     }
 
 
-def describe(subject: Subject, content: Content, names: Sequence[str]) -> str:
-    """Return a sentence about the errors of a picture."""
+def describe(subject: Subject, content: Content, names: Sequence[str]) -> list[str]:
+    """Return a sentence about the errors of a picture: text and names of classes in turn.
+
+    Text is first and last. The page keeps the names apart, as they may run from right to left.
+    """
     picture = subject.picture
     if not picture.detections:
         missed = Counter(content.truth.class_ids[list(picture.truths)].tolist())
-        return ", ".join(f"{number} × {names[k]}" for k, number in missed.most_common())
+        parts = []
+        for class_id, number in missed.most_common():
+            parts += [f"{', ' if parts else ''}{number} × ", names[class_id]]
+        return [*parts, ""]
 
-    class_id = content.detections.class_ids[picture.detections[0]]
-    detected = f"{names[class_id]} {picture.score:.2f}"
-    partner = picture.truths[0]
-    labeled = names[content.truth.class_ids[partner]] if partner >= 0 else ""
-    text = {
-        "classification": f"{detected}, labeled {labeled}",
-        "localization": f"{detected}, its label is elsewhere",
-        "both": f"{detected}, near {labeled}",
-        "duplicate": f"{detected}, found twice",
-        "background": f"{detected}, nothing is labeled",
-    }[picture.kind]
+    detected = names[content.detections.class_ids[picture.detections[0]]]
     more = subject.confident - 1
-    return f"{text}; {more} more in this image" if more > 0 else text
+    end = f"; {more} more in this image" if more > 0 else ""
+    between = {"classification": "labeled", "both": "near"}
+    if picture.kind in between:
+        labeled = names[content.truth.class_ids[picture.truths[0]]]
+        return ["", detected, f" {picture.score:.2f}, {between[picture.kind]} ", labeled, end]
+    what = {
+        "localization": "its label is elsewhere",
+        "duplicate": "found twice",
+        "background": "nothing is labeled",
+    }[picture.kind]
+    return ["", detected, f" {picture.score:.2f}, {what}{end}"]
 
 
 def drawn_boxes(
@@ -249,7 +255,7 @@ def drawn_boxes(
         draw(content.truth_boxes[row], title, truth=True, main=row in truths)
     for row in sorted({*content.detection_rows[image_id].tolist(), *detections}):
         name = names[content.detections.class_ids[row]]
-        title = f"detection: {name} {content.detections.scores[row]:.2f}"
+        title = f"detection {content.detections.scores[row]:.2f}: {name}"
         draw(content.detection_boxes[row], title, truth=False, main=row in detections)
     return drawn
 

@@ -69,13 +69,14 @@ def test_each_kind_of_error_has_its_picture_and_its_sentence(tmp_path):
         ]
     )
     found = {entry["kind"]: entry for entry in made(labels_of(tmp_path, 5), truth, detections)}
-    assert {kind: entry["text"] for kind, entry in found.items()} == {
+    assert {kind: "".join(entry["text"]) for kind, entry in found.items()} == {
         "classification": "dog 0.90, labeled cat",
         "localization": "cat 0.80, its label is elsewhere",
         "duplicate": "cat 0.70, found twice",
         "background": "cat 0.60, nothing is labeled; 1 more in this image",
         "missed": "1 × cat, 1 × dog",
     }
+    assert found["classification"]["text"] == ["", "dog", " 0.90, labeled ", "cat", ""]
     assert found["classification"]["classes"] == [0, 1]
     assert found["classification"]["file"] == "1.png"
 
@@ -87,11 +88,11 @@ def test_each_kind_of_error_has_its_picture_and_its_sentence(tmp_path):
     assert image.shape == (96, 128, 3)
     boxes = [(box["truth"], box["main"], box["box"].tolist()) for box in entry["boxes"]]
     assert boxes == [(True, True, [20, 20, 60, 60]), (False, True, [20, 20, 60, 60])]
-    assert [box["title"] for box in entry["boxes"]] == ["label: cat", "detection: dog 0.90"]
+    assert [box["title"] for box in entry["boxes"]] == ["label: cat", "detection 0.90: dog"]
 
     # the duplicate's picture marks both detections
     mains = [box["title"] for box in found["duplicate"]["boxes"] if box["main"]]
-    assert mains == ["label: cat", "detection: cat 0.95", "detection: cat 0.70"]
+    assert mains == ["label: cat", "detection 0.95: cat", "detection 0.70: cat"]
 
 
 def test_without_errors_or_images_there_are_no_pictures(tmp_path):

@@ -10,8 +10,8 @@ function calibration() {
   const bins = evaluation.calibration.bins.filter((bin) => bin.count);
   if (!bins.length) return section("calibration", title, null, empty("No detections."));
 
-  const verdict = calibrationVerdict(bins.filter((bin) => bin.low >= CONFIDENT));
   const { expected_error: all, "expected_error_from_0.25": confident } = evaluation.calibration;
+  const verdict = calibrationVerdict(bins.filter((bin) => bin.low >= CONFIDENT), confident);
   const note =
     `${verdict} Expected calibration error: ${share(all)} over all detections, ` +
     `${share(confident)} from confidence 0.25 on.`;
@@ -19,11 +19,14 @@ function calibration() {
     div("wide-columns", reliabilityCard(bins, verdict), countCard(bins)));
 }
 
-/** Return a sentence about bins of confident detections. */
-function calibrationVerdict(bins) {
+/** Return a sentence about bins of confident detections. error: their expected error. */
+function calibrationVerdict(bins, error) {
   if (!bins.length) return "There are no detections of 0.25 confidence or more.";
   const sum = (value) => bins.reduce((total, bin) => total + value(bin) * bin.count, 0);
   const gap = sum((bin) => bin.score - bin.precision) / sum(() => 1);
+  if (Math.abs(gap) < CALIBRATED && error >= CALIBRATED) {
+    return "Above 0.25 the model is too sure at some confidences and too modest at others.";
+  }
   if (Math.abs(gap) < CALIBRATED) {
     return "Above 0.25, confidence is about the share of detections that are right.";
   }

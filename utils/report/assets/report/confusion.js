@@ -94,15 +94,16 @@ function matrixCell(predicted, truth, totals) {
   const all = isObject ? totals.objects[truth] : totals.boxes[predicted];
   const part = n / all;
   const percent = `${Math.round(100 * part)} %`;
-  const what = predicted < names.length ? `detected as ${names[predicted]}` : "missed";
+  const name = (k) => isolated(names[k]);
+  const what = predicted < names.length ? `detected as ${name(predicted)}` : "missed";
   const whole = isObject
-    ? `${counted(all, "object")} of ${names[truth]}`
-    : `${counted(all, "detection")} of ${names[predicted]}`;
+    ? `${counted(all, "object")} of ${name(truth)}`
+    : `${counted(all, "detection")} of ${name(predicted)}`;
   const title = `${count(n)} of ${whole} (${percent}): ${isObject ? what : "nothing is labeled"}`;
 
   const cell = element("td", { title }, count(n));
   const hue = predicted === truth ? "--right-rgb" : "--wrong-rgb";
-  cell.style.backgroundColor = `rgba(var(${hue}), ${0.08 + 0.62 * part})`;
+  cell.style.backgroundColor = `rgba(var(${hue}), ${0.08 + 0.47 * part})`;
   return cell;
 }
 

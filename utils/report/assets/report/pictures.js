@@ -67,9 +67,9 @@ function boxToggle(grid, text, hidden, key) {
 function pictureFigure(picture) {
   const { width, height, image, text, file } = picture;
   const { title } = ERRORS.find(({ key }) => key === picture.kind);
-  const shown = element("img", { src: image, width, height, alt: `${title}: ${text}` });
+  const shown = element("img", { src: image, width, height, alt: `${title}: ${text.join("")}` });
   const caption = element("figcaption", null,
-    element("span", { class: "kind" }, title), ": ", nameOf(text), div("file", nameOf(file)));
+    element("span", { class: "kind" }, title), ": ", withNames(text), div("file", nameOf(file)));
   return element("figure", { class: "card", "data-kind": picture.kind },
     div("frame", shown, boxDrawing(picture)), caption);
 }

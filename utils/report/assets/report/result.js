@@ -24,13 +24,11 @@ function metricFigures() {
     return [...figures, ["Precision", DASH, none], ["Recall", DASH, none]];
   }
 
-  const right = Math.round(precision * 100);
-  const found = Math.round(recall * 100);
-  const from = number(confidence, 2);
+  const mean = names.length > 1 ? ", mean of the classes" : "";
   figures.push(
     ["Precision", share(precision),
-      `of 100 detections of ${from} confidence or more, ${right} are right`],
-    ["Recall", share(recall), `of 100 objects, ${found} are found at that confidence`],
+      `share of the detections of ${number(confidence, 2)} confidence or more that are right${mean}`],
+    ["Recall", share(recall), `share of the objects that they find${mean}`],
   );
   return figures;
 }

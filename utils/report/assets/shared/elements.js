@@ -40,6 +40,16 @@ function nameOf(text) {
   return element("bdi", { class: "name" }, text);
 }
 
+/** Return a sentence that has names in it. parts: our text and names in turn, text first. */
+function withNames(parts) {
+  return parts.map((part, i) => (i % 2 ? nameOf(part) : part));
+}
+
+/** Return a name for a plain text, such as a title, apart from the direction of what is around. */
+function isolated(name) {
+  return `\u2068${name}\u2069`;
+}
+
 /** Return our own text with its flags as code that is not broken at hyphens. */
 function withFlags(text) {
   const parts = text.split(/((?:\w+\.py )?--[a-z][a-z-]*(?: \d[\d.]*\d)?|-p[26]\b)/);
