@@ -223,7 +223,10 @@ class Run:
         (self.folder / TRANSFORMS).unlink(missing_ok=True)  # an earlier run may have left it
         if self.transforms:
             write_text(self.folder / TRANSFORMS, self.transforms.file.text)
-        report = {split: found.as_dict() for split, found in data.reports.items()}
+        report = {
+            split: found.as_dict() | {"digest": data.digests[split]}
+            for split, found in data.reports.items()
+        }
         write_json(self.folder / "data_report.json", report)
         if any(self.attempt.marks):  # of launchers, by which they find the run after a restart
             write_json(self.folder / MARKS, self.attempt.marks)

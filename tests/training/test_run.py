@@ -446,7 +446,8 @@ def test_new_run_writes_its_settings_into_a_new_folder(tmp_path):
         assert (run.folder / "weights").is_dir()
         assert yaml.safe_load((run.folder / "args.yaml").read_text()) == run.config.as_dict()
         assert read_hyp(run.folder / "hyp.yaml") == (run.config.optimizer, run.hyp)
-        assert json.loads((run.folder / "data_report.json").read_text()) == {"train": {"images": 3}}
+        found = json.loads((run.folder / "data_report.json").read_text())
+        assert found == {"train": {"images": 3, "digest": "abc"}}
         run.close_folder({"best": 0.5})
         assert json.loads((run.folder / "metrics.json").read_text()) == {
             "status": "finished",

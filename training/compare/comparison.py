@@ -98,14 +98,20 @@ def problems_of(runs: Sequence[RunFiles], labels: Sequence[str]) -> list[str]:
             "mAP is not comparable"
         )
 
-    with_data = [(label, run.data) for run, label in zip(runs, labels, strict=True) if run.data]
-    others = [label for label, data in with_data if data != with_data[0][1]]
+    with_data = [(label, run) for run, label in zip(runs, labels, strict=True) if run.data]
+    others = [label for label, run in with_data if is_other_data(run, with_data[0][1])]
     if others:
         sentences.append(
             f"the val split of {', '.join(others)} has other images or boxes than that of "
             f"{with_data[0][0]}: their metrics are not comparable"
         )
     return sentences
+
+
+def is_other_data(run: RunFiles, first: RunFiles) -> bool:
+    """Return whether two runs have different val splits, as far as their files say."""
+    digests = {run.digest, first.digest} - {""}
+    return run.data != first.data or len(digests) > 1
 
 
 def table_text(runs: Sequence[RunFiles]) -> str:

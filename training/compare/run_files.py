@@ -38,8 +38,9 @@ class RunFiles:
     """The contents of a run folder. What a file does not say is left out.
 
     columns: of results.csv, nan for what is no number. best: COCO's numbers of best.pt, or of
-    val.py. classes: their AP by name. data: images and boxes of the val split. problems: a sentence
-    for each file that could not be read, and for what is missing.
+    val.py. classes: their AP by name. data: images and boxes of the val split. digest: of them, ""
+    if it is not known. problems: a sentence for each file that could not be read, and for what is
+    missing.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class RunFiles:
     best: dict[str, float]
     classes: dict[str, float]
     data: tuple[float, float] | None
+    digest: str
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -85,6 +87,8 @@ def read_run(folder: Path) -> RunFiles:
     best = metrics.get("best", metrics)  # val.py writes one evaluation
     best = best if isinstance(best, dict) else {}
     per_class = best.get("per_class", {})
+    val = reader.json(DATA).get("val")
+    val = val if isinstance(val, dict) else {}
 
     run = RunFiles(
         folder=folder,
@@ -94,7 +98,8 @@ def read_run(folder: Path) -> RunFiles:
         columns=columns,
         best=_numbers(best, NUMBERS),
         classes=_class_aps(per_class if isinstance(per_class, dict) else {}),
-        data=_val_counts(reader.json(DATA)),
+        data=_counts(val),
+        digest=str(val.get("digest", "")),
         problems=reader.problems,
     )
     reason = metrics.get("reason")
@@ -235,11 +240,9 @@ def _class_aps(per_class: Mapping[str, Any]) -> dict[str, float]:
     return aps
 
 
-def _val_counts(report: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the numbers of images and of boxes of the val split, None if they are not known."""
-    val = report.get("val")
-    names = ("images", "instances")
-    counts = _numbers(val if isinstance(val, dict) else {}, names, MOST_COUNTED)
+def _counts(split: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the numbers of images and of boxes of a split, None if they are not known."""
+    counts = _numbers(split, ("images", "instances"), MOST_COUNTED)
     return (counts["images"], counts["instances"]) if len(counts) == 2 else None
 
 

@@ -20,7 +20,6 @@ from utils.images.opencv import cv2
 from utils.printable import counted
 
 Rows = list[tuple[str, str]]  # keys and values, as they are shown
-DIGEST_LETTERS = 16  # of the digest of a split: enough to tell any two apart
 
 
 def data_facts(data: Dataset) -> Rows:
@@ -38,7 +37,7 @@ def data_facts(data: Dataset) -> Rows:
         problems = sum(count for kind, count in report.problem_counts if kind != "note")
         if problems:
             rows.append((f"{split}, problems", f"{problems:,}: see data_report.json"))
-        rows.append((f"{split}, digest", data.digests[split][:DIGEST_LETTERS]))
+        rows.append((f"{split}, digest", data.digests[split]))
     return rows
 
 

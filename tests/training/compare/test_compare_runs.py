@@ -172,6 +172,11 @@ def test_other_classes_and_other_data_are_named(tmp_path):
         "the val split of b has other images or boxes than that of a: their metrics are not "
         "comparable",
     ]
+    for run, digest in ((a, "1f"), (b, "2e")):
+        write_json(run / "metrics.json", {"best": {"AP": 0.3}})
+        val = {"images": 8, "instances": 20, "digest": digest}
+        write_json(run / "data_report.json", {"val": val})
+    assert "the val split of b has other images" in compare(tmp_path, a, b)["problems"][0]
 
 
 def test_runs_of_equal_name_are_told_apart(tmp_path):

@@ -35,7 +35,7 @@ def report_of(*, active: bool = True, say: Say = say_nothing) -> TrainingReport:
         file=Path("pets.yaml"),
         unit="image",
         reports={"train": report},
-        digests={"train": "0123456789abcdef0123"},
+        digests={"train": "8 images with 20 boxes, 0123abcd"},
     )
     return TrainingReport(data, CPU, [("model", "yolov5n.yaml")], say, active=active)
 
@@ -61,7 +61,7 @@ def test_report_is_there_from_the_start_and_says_how_the_run_ended(tmp_path):
     facts = {title: dict(facts) for title, facts in values["facts"]}
     assert facts["Data"]["train"] == "8 images, 1 of them without objects; 20 boxes"
     assert facts["Data"]["train, problems"] == "2: see data_report.json"
-    assert facts["Data"]["train, digest"] == "0123456789abcdef"
+    assert facts["Data"]["train, digest"] == "8 images with 20 boxes, 0123abcd"
     assert facts["Environment"]["torch"] == str(torch.__version__)
 
     report.handle(EpochEnded(tmp_path, rows(1)[0], rows(1), ""))

@@ -29,7 +29,8 @@ function seriesColor(index) {
 function lineChart({ x, lines, y = {}, group, description, height = 210, legend = true }) {
   const plot = element("div",
     { class: "plot", tabindex: "0", role: "img", "aria-label": description });
-  const tooltip = div("tooltip");
+  // A screen reader says what the arrow keys show.
+  const tooltip = element("div", { class: "tooltip", role: "status" });
   charts.push({ plot, tooltip, x, lines, y, group, height, drawn: null, nearest: null });
   return div("chart", plot, tooltip, legend && chartLegend(lines.filter((line) => !line.faint)));
 }

@@ -18,6 +18,7 @@ function count(value) {
 function number(value, digits = 4) {
   if (value === null || value === undefined || !isFinite(value)) return DASH;
   const size = Math.abs(value);
+  if (size >= 1e9) return value.toExponential(2);
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
   if (size && size < 0.001) return value.toExponential(Math.min(digits - 1, 2));
   return String(Number(value.toPrecision(digits)));
@@ -30,7 +31,7 @@ function duration(seconds) {
   const whole = Math.round(seconds);
   const minutes = Math.floor(whole / 60);
   if (minutes < 60) return `${minutes} min ${whole % 60} s`;
-  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${number(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
 /** Return a noun with its number: 1 image, 2 images, 3 classes. */
