@@ -212,7 +212,7 @@ def describe(subject: Subject, content: Content, names: Sequence[str]) -> list[s
     picture = subject.picture
     if not picture.detections:
         missed = Counter(content.truth.class_ids[list(picture.truths)].tolist())
-        parts = []
+        parts: list[str] = []
         for class_id, number in missed.most_common():
             parts += [f"{', ' if parts else ''}{number} × ", names[class_id]]
         return [*parts, ""]
