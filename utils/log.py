@@ -115,8 +115,8 @@ class Sink(Protocol):
 class RunLog:
     """Sends each event to all sinks in order, one event at a time.
 
-    An exception in a sink ends the run, because its output would be incomplete. Loggers of other
-    projects are behind a sink that raises none (utils/loggers/sink.py).
+    An exception in a sink ends the run, because its output would be incomplete. The report raises
+    none, and loggers of other projects are behind a sink that raises none (utils/loggers/sink.py).
 
     As a context manager it sends LogClosed at the end of the block.
 

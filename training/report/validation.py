@@ -41,7 +41,8 @@ def write_validation_report(
     with report_or_say(say):
         names = dataset.names
         result = result_values(evaluation, names, f"{weights} on the {split} split.")
-        result |= error_values(evaluation, dataset.labels[split].whole, names)
+        with report_or_say(say):
+            result |= error_values(evaluation, dataset.labels[split].whole, names)
         page = ReportPage(
             script="val.py",
             state="finished",

@@ -66,7 +66,7 @@ function runCurves() {
   if (!trained.length) {
     return section("curves", "Curves", null, empty("No run has the results of an epoch."));
   }
-  const charts = [
+  const cards = [
     epochChart("mAP50-95", AP, { text: share }),
     epochChart("mAP50", "metrics/mAP_0.5", { text: share }),
     timeChart(),
@@ -77,7 +77,7 @@ function runCurves() {
     epochChart("Seconds per epoch", "time"),
   ];
   return section("curves", "Curves", COMPARED_CURVES_NOTE,
-    div("controls", trained.map(runToggle)), div("columns", charts));
+    div("controls", trained.map(runToggle)), div("columns", cards));
 }
 
 /** Return a check box that shows and hides a run in all charts, with the run's color. */

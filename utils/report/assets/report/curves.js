@@ -22,8 +22,8 @@ function curves() {
     const text = "No epoch has ended yet. Reload the page later.";
     return section("curves", "Curves", null, empty(text));
   }
-  const charts = [...metricCharts(), ...lossCharts(), ...otherCharts()].filter(Boolean);
-  return section("curves", "Curves", CURVES_NOTE, div("columns", charts));
+  const cards = [...metricCharts(), ...lossCharts(), ...otherCharts()].filter(Boolean);
+  return section("curves", "Curves", CURVES_NOTE, div("columns", cards));
 }
 
 function metricCharts() {
