@@ -15,7 +15,7 @@ from models.assign.anchor_ratio import Matches, match_anchors
 from models.assign.levels import per_level
 from models.assign.targets import ignored_cells
 from models.heads.anchor_based import AnchorBasedHead
-from models.losses.base import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32, class_weight_table
 from utils.boxes import complete_iou
 
 # Weight of each level's objectness term, finest level first: fine levels have many more cells.
@@ -23,6 +23,8 @@ OBJECTNESS_BALANCE_OF_3 = (4.0, 1.0, 0.4)
 OBJECTNESS_BALANCE = (4.0, 1.0, 0.25, 0.06, 0.02)
 
 SOFTPLUS_THRESHOLD = 40.0  # above this x, log(1 + exp(x)) equals x even in float64
+# Class weights are summed as multiples of 1 / this.
+FIXED_POINT = 1 << 20
 FOCAL_ALPHA = 0.25  # weight of positives; negatives weigh 0.75
 
 
@@ -50,11 +52,18 @@ class AnchorBasedLoss(Loss):
         "anchor_t",
         "fl_gamma",
         "label_smoothing",
+        "class_weights",
     )
     anchors_px: Tensor
+    class_weights: Tensor | None
 
     def __init__(
-        self, anchors_px: Tensor, strides: tuple[int, ...], num_classes: int, gains: LossGains
+        self,
+        anchors_px: Tensor,
+        strides: tuple[int, ...],
+        num_classes: int,
+        gains: LossGains,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
         levels = len(strides)
@@ -64,6 +73,7 @@ class AnchorBasedLoss(Loss):
             )
         anchors = at_least_float32(anchors_px.detach().clone())  # [L, A, 2]
         self.register_buffer("anchors_px", anchors, persistent=False)
+        self.register_buffer("class_weights", class_weights, persistent=False)  # [C]
         self.strides = tuple(strides)
         self.num_classes = num_classes
         self.gains = gains
@@ -86,7 +96,8 @@ class AnchorBasedLoss(Loss):
     @classmethod
     def from_head(cls, head: AnchorBasedHead, gains: LossGains) -> "AnchorBasedLoss":
         """Return the loss for `head`. It copies the anchors, so they must already be fitted."""
-        return cls(head.anchors_px, head.strides, head.num_classes, gains)
+        weights = class_weight_table(gains, head)
+        return cls(head.anchors_px, head.strides, head.num_classes, gains, weights)
 
     def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Matches, Tensor]:
         """Return the matches of targets and anchors, and the counts [L + 1].
@@ -202,6 +213,13 @@ class AnchorBasedLoss(Loss):
         if self.num_classes == 1:
             return at_least_float32(classes[0].new_zeros(len(classes)))
 
+        # How much each match counts: 1, or the weight of its class; 0 for one that is not valid.
+        counts = matches.valid.long()  # [L, M]
+        match_weights = matches.valid
+        if self.class_weights is not None:
+            match_weights = self.class_weights[matches.class_id] * matches.valid
+            counts = (match_weights * FIXED_POINT).round().long()
+
         right_logits = []
         sums_as_wrong = []
         for level, logits in enumerate(classes):
@@ -209,7 +227,7 @@ class AnchorBasedLoss(Loss):
                 logits,
                 matches.prediction[level],
                 matches.class_id[level],
-                matches.valid[level].long(),
+                counts[level],
             )
             right_logits.append(right_logit)
             sums_as_wrong.append(sum_as_wrong)
@@ -217,8 +235,11 @@ class AnchorBasedLoss(Loss):
         right_logit = torch.stack(right_logits)  # [L, M]: of each match's class
         as_right = self._cross_entropy(right_logit, self.positive, self.gains.cls_pw)
         as_wrong = self._cross_entropy(right_logit, self.negative, self.gains.cls_pw)
-        corrections = (as_right - as_wrong) * matches.valid
-        return torch.stack(sums_as_wrong) + corrections.sum(1)
+        corrections = (as_right - as_wrong) * match_weights
+        wrong = torch.stack(sums_as_wrong)
+        if self.class_weights is not None:
+            wrong = wrong / FIXED_POINT
+        return wrong + corrections.sum(1)
 
     def _all_as_wrong(
         self, logits: Tensor, prediction: Tensor, class_id: Tensor, count: Tensor
@@ -229,7 +250,9 @@ class AnchorBasedLoss(Loss):
         target of a wrong class. It runs over the matches; or in crowded batches, where few
         predictions are unmatched, over the predictions, each times its number of matches.
 
-        logits: [P, C]. prediction, class_id, count: [M]; count is 1 for a valid match, else 0.
+        logits: [P, C]. prediction, class_id, count: [M]; count is a whole number, 1 for a valid
+        match, else 0, or a multiple of its weight. Sums of whole numbers have the same bits in any
+        order.
         """
         if 2 * len(count) < len(logits):
             rows = at_least_float32(_rows_at(logits, prediction))  # [M, C]

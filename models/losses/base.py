@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from models.heads import Head
+
 
 @dataclass(frozen=True)
 class LossGains:
@@ -22,6 +24,8 @@ class LossGains:
             this factor.
         fl_gamma: gamma of the focal loss; 0 for plain cross entropy.
         label_smoothing: epsilon.
+        class_weights: of each class; () for 1. A predicted box that is assigned to an object of the
+            class has this weight in the classification term, in the entropies of all classes.
     """
 
     box: float = 0.05
@@ -32,6 +36,7 @@ class LossGains:
     anchor_t: float = 4.0
     fl_gamma: float = 0.0
     label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
 
     def changed(self) -> list[str]:
         """Return the names of the settings that differ from the defaults."""
@@ -114,6 +119,20 @@ class Loss(nn.Module, ABC):
         """
         first, *others = terms.values()
         return sum(others, first)
+
+
+def class_weight_table(gains: LossGains, head: Head) -> Tensor | None:
+    """Return the weight of each class of `head`, [C] on its device; None if all are 1.
+
+    Raises ValueError for another number of weights.
+    """
+    weights = gains.class_weights
+    if not weights:
+        return None
+    if len(weights) != head.num_classes:
+        raise ValueError(f"{len(weights)} class weights for {head.num_classes} classes")
+    device = next(head.parameters()).device
+    return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from models.assign.simota import simota
 from models.assign.targets import ignored_predictions
 from models.heads.cells import cells_and_strides
 from models.heads.decoupled import DecoupledHead, boxes_at
-from models.losses.base import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32, class_weight_table
 from utils.boxes import iou_of_pairs, to_cxcywh
 
 AUTHORS_GAINS = {"box": 5.0, "obj": 1.0, "cls": 1.0, "l1": 1.0}
@@ -54,12 +54,17 @@ class DecoupledLoss(Loss):
     """
 
     terms = tuple(AUTHORS_GAINS)
-    uses = ("box", "obj", "cls")
+    uses = ("box", "obj", "cls", "class_weights")
+    class_weights: Tensor | None
 
     def __init__(
-        self, strides: tuple[int, ...], gains: Mapping[str, float] = AUTHORS_GAINS
+        self,
+        strides: tuple[int, ...],
+        gains: Mapping[str, float] = AUTHORS_GAINS,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("class_weights", class_weights, persistent=False)  # [C]
         self.strides = strides
         self.gains = gains
         self.adds_l1 = False
@@ -74,7 +79,7 @@ class DecoupledLoss(Loss):
             "l1": gains.box / LossGains.box,
         }
         own = {name: AUTHORS_GAINS[name] / AUTHORS_BATCH * relative[name] for name in relative}
-        return cls(head.strides, own)
+        return cls(head.strides, own, class_weight_table(gains, head))
 
     def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
         """Add L1 in the epochs without mosaic, as its authors do."""
@@ -158,6 +163,8 @@ class DecoupledLoss(Loss):
         class_ids = torch.arange(logits.shape[1], device=classes.device)
         wanted = (classes[:, None] == class_ids) * iou[:, None]  # [M, C]
         entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
+        if self.class_weights is not None:
+            entropy = entropy * self.class_weights[classes.long().clamp(min=0)]
         return (entropy * valid).sum()
 
     def _objectness_sum(

@@ -16,7 +16,7 @@ from models.assign.targets import ignored_predictions
 from models.assign.task_aligned import ScoredAssignment, task_aligned
 from models.heads.cells import cells_and_strides
 from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
-from models.losses.base import Loss, LossGains, at_least_float32
+from models.losses.base import Loss, LossGains, at_least_float32, class_weight_table
 from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
@@ -63,6 +63,8 @@ class DistanceLoss(Loss):
         gains: factors of the authors' gains; None for 1.
         candidates: how many predictions are candidates for a target.
         kept: how many of them are assigned to it; None: all.
+        class_weights: of each class, [C]; None for 1. An assigned prediction has that of its
+            target's class in the term cls, the others 1.
 
     Source: TOOD, arXiv 2108.07755, equations 5 to 8 (with cross entropy); GFL, arXiv 2006.04388,
     equation 6; YOLO26, arXiv 2606.03748, for the term without bins and for lengthening small boxes
@@ -70,7 +72,8 @@ class DistanceLoss(Loss):
     """
 
     terms = ("box", "cls", "dfl")
-    uses = ("box", "cls")
+    uses = ("box", "cls", "class_weights")
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -80,8 +83,10 @@ class DistanceLoss(Loss):
         *,
         candidates: int = CANDIDATES,
         kept: int | None = None,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("class_weights", class_weights, persistent=False)
         self.strides = strides
         self.bins = bins
         self.candidates = candidates
@@ -98,7 +103,8 @@ class DistanceLoss(Loss):
     @classmethod
     def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":
         """Return the loss for `head`: authors' gains, times `gains` relative to their defaults."""
-        return cls(head.strides, head.bins, relative_gains(gains))
+        weights = class_weight_table(gains, head)
+        return cls(head.strides, head.bins, relative_gains(gains), class_weights=weights)
 
     def assign(self, raw: Levels, targets: Tensor) -> tuple[DistancePredictions, Tensor]:
         """Return all predictions with their assignment, and the sum [1] of its target scores.
@@ -193,8 +199,14 @@ class DistanceLoss(Loss):
         classes = values[..., first_class:]
         assigned = assigned_predictions(slots.prediction, slots.valid, classes[..., 0])
         is_counted = ((assigned > 0) | ~ignored).flatten()
-        cls = (F.softplus(classes.flatten(0, 1)).sum(1) * is_counted).sum()
+        as_negative = F.softplus(classes.flatten(0, 1)).sum(1)  # [B * N]
+        cls = (as_negative * is_counted).sum()
         cls = cls - (class_logit * weight).sum()
+        if self.class_weights is not None:
+            # What the weights add: each assigned prediction once more, times its weight minus 1.
+            of_slots = as_negative.index_select(0, slots.prediction) * slots.valid
+            entropies = of_slots - class_logit * weight
+            cls = cls + (entropies * (self.class_weights[class_id] - 1)).sum()
 
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
@@ -231,9 +243,15 @@ class DualDistanceLoss(Loss):
             raise ValueError("a fused head cannot be trained: it has one of its two outputs only")
 
         relative = relative_gains(gains)
-        many = DistanceLoss(head.strides, head.bins, relative)
+        weights = class_weight_table(gains, head)
+        many = DistanceLoss(head.strides, head.bins, relative, class_weights=weights)
         one = DistanceLoss(
-            head.strides, head.bins, relative, candidates=CANDIDATES_ONE_TO_ONE, kept=1
+            head.strides,
+            head.bins,
+            relative,
+            candidates=CANDIDATES_ONE_TO_ONE,
+            kept=1,
+            class_weights=weights,
         )
         return cls(many, one)
 

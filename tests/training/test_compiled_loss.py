@@ -52,7 +52,7 @@ def traced(graph: torch.fx.GraphModule, inputs: Sequence[Tensor | torch.SymInt])
 def build(table: str | dict[str, Any]) -> tuple[Detector, Loss]:
     torch.manual_seed(0)
     model = build_model(table, CLASSES).train()
-    return model, build_loss(model.head, LossGains())
+    return model, build_loss(model.head, LossGains(class_weights=(0.5, 3.0, 1.25)))
 
 
 def some_targets(number: int) -> Tensor:

@@ -26,8 +26,10 @@ def augmentation(hyp: Hyp) -> Augmentation:
     )
 
 
-def loss_gains(hyp: Hyp, label_smoothing: float) -> LossGains:
-    """Return the weights and settings of the loss terms."""
+def loss_gains(
+    hyp: Hyp, label_smoothing: float, class_weights: tuple[float, ...] = ()
+) -> LossGains:
+    """Return the weights and settings of the loss terms. class_weights: of each class, () for 1."""
     return LossGains(
         box=hyp.box,
         obj=hyp.obj,
@@ -37,6 +39,7 @@ def loss_gains(hyp: Hyp, label_smoothing: float) -> LossGains:
         anchor_t=hyp.anchor_t,
         fl_gamma=hyp.fl_gamma,
         label_smoothing=label_smoothing,
+        class_weights=class_weights,
     )
 
 

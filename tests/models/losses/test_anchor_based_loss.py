@@ -28,7 +28,9 @@ SIDE = 64
 
 
 def make_loss(num_classes: int = 3, levels: int = 3, **settings: float) -> AnchorBasedLoss:
-    return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, LossGains(**settings))
+    gains = LossGains(**settings)
+    weights = torch.tensor(gains.class_weights) if gains.class_weights else None
+    return AnchorBasedLoss(ANCHORS[:levels], STRIDES[:levels], num_classes, gains, weights)
 
 
 def random_maps(
@@ -107,10 +109,12 @@ def slow_loss(
                             iou = slow_iou([x, y, w, h], truth)
                             best = max(best if best is not None else 0.0, iou, 0.0)
                             box_terms.append(1 - iou)
+                            weight = dict(enumerate(gains.class_weights)).get(class_id, 1.0)
                             for c in range(num_classes):
                                 target = 1 - smoothing / 2 if c == class_id else smoothing / 2
                                 cls_terms.append(
-                                    cross_entropy(values[5 + c], target, gains.cls_pw, gamma)
+                                    weight
+                                    * cross_entropy(values[5 + c], target, gains.cls_pw, gamma)
                                 )
                         center = (column + 0.5) * stride, (row + 0.5) * stride
                         ignored = any(
@@ -158,6 +162,7 @@ SETTINGS = [
     {"fl_gamma": 0.5, "label_smoothing": 0.2},
     {"obj_pw": 0.67, "cls_pw": 0.5},
     {"box": 0.02, "obj": 0.7, "cls": 0.3, "anchor_t": 2.91},
+    {"class_weights": (0.5, 3.0, 1.25), "label_smoothing": 0.1, "fl_gamma": 1.5},
 ]
 
 

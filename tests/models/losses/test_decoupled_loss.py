@@ -49,7 +49,9 @@ def make_loss(*, without_mosaic: bool = True) -> DecoupledLoss:
     return loss
 
 
-def slow_loss(maps: list[Tensor], targets: Tensor) -> dict[str, float]:
+def slow_loss(
+    maps: list[Tensor], targets: Tensor, class_weights: tuple[float, ...] = ()
+) -> dict[str, float]:
     rows, boxes, numbers = [], [], []
     for level, stride in zip(maps, STRIDES, strict=True):
         for y in range(level.shape[1]):
@@ -89,7 +91,8 @@ def slow_loss(maps: list[Tensor], targets: Tensor) -> dict[str, float]:
             wanted = targets[row, 2:].tolist()
             iou = iou_of(decoded[image, n].tolist(), wanted)
             box += 5 * (1 - iou**2)
-            cls += sum(
+            weight = class_weights[int(targets[row, 1])] if class_weights else 1.0
+            cls += weight * sum(
                 entropy(v[5 + c], iou if c == targets[row, 1] else 0) for c in range(CLASSES)
             )
             aim = [
@@ -112,6 +115,11 @@ def test_decoupled_loss_equals_slow_loops(count):
     assert (expected["box"] > 0) == (count > 0)
     for given in (targets, pad_targets(targets)):
         assert values(DecoupledLoss(STRIDES)(maps, given)) == pytest.approx(expected, rel=1e-4)
+
+    weights = (0.5, 3.0, 1.25)
+    expected = slow_loss(maps, targets, weights)
+    loss = DecoupledLoss(STRIDES, class_weights=torch.tensor(weights))
+    assert values(loss(maps, pad_targets(targets))) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

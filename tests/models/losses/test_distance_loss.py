@@ -30,6 +30,7 @@ from tests.models.assign.test_task_aligned import (
 )
 
 AUTHORS = {16: {"box": 7.5, "cls": 0.5, "dfl": 1.5}, 1: {"box": 7.5, "cls": 0.5, "dfl": 6.0}}
+CLASS_WEIGHTS = (0.5, 3.0, 1.25)
 O2O = {"candidates": 7, "kept": 1}
 each_head = pytest.mark.parametrize("bins", [16, 1])
 
@@ -69,7 +70,11 @@ def slow_distance(row: Tensor, bins: int, side: int) -> Tensor:
 
 
 def slow_loss(
-    maps: list[Tensor], targets: Tensor, bins: int, **assignment: int
+    maps: list[Tensor],
+    targets: Tensor,
+    bins: int,
+    class_weights: tuple[float, ...] = (),
+    **assignment: int,
 ) -> dict[str, Tensor]:
     """Compute the terms without gains, one prediction at a time, with torch's and torchvision's
     losses.
@@ -101,8 +106,11 @@ def slow_loss(
         for n, (x, y) in enumerate(points.tolist()):
             row, weight = found.get((image, n), (None, 0.0))
             wanted = torch.zeros(rows.shape[2] - 4 * bins, dtype=rows.dtype)
+            class_weight = 1.0
             if row is not None:
                 wanted[int(targets[row, 1])] = weight
+                if class_weights:
+                    class_weight = class_weights[int(targets[row, 1])]
                 truth = targets[row, 2:] / strides[n]
                 box = box + weight * complete_box_iou_loss(boxes[image, n], truth)
                 dfl = dfl + weight * slow_difference(
@@ -113,7 +121,7 @@ def slow_loss(
                 for t in targets.tolist()
             ):
                 continue
-            cls = cls + F.binary_cross_entropy_with_logits(
+            cls = cls + class_weight * F.binary_cross_entropy_with_logits(
                 rows[image, n, 4 * bins :], wanted, reduction="sum"
             )
     count = max(sum(score for _, score in found.values()), 1)
@@ -162,6 +170,15 @@ def test_distance_loss_equals_slow_loops(count, bins, assignment):
         found = values(DistanceLoss(STRIDES, bins, **assignment)(maps, given))
         assert found == pytest.approx(expected, rel=1e-5)
         assert list(found) == list(DistanceLoss.terms)
+
+
+@each_head
+@pytest.mark.parametrize("count", [0, 14])
+def test_weighted_distance_loss_equals_slow_loops(count, bins):
+    maps, targets = random_maps(2, bins), some_targets(count)
+    expected = weighted(slow_loss(maps, targets, bins, CLASS_WEIGHTS), bins)
+    loss = DistanceLoss(STRIDES, bins, class_weights=torch.tensor(CLASS_WEIGHTS))
+    assert values(loss(maps, pad_targets(targets))) == pytest.approx(expected, rel=1e-5)
 
 
 @each_head
@@ -467,13 +484,15 @@ def dual_loss(bins: int = 1) -> DualDistanceLoss:
 
 
 @each_head
-def test_dual_loss_equals_slow_loops(bins):
+@pytest.mark.parametrize("weights", [(), CLASS_WEIGHTS], ids=["plain", "class weights"])
+def test_dual_loss_equals_slow_loops(bins, weights):
     many, one, targets = random_maps(2, bins, 0), random_maps(2, bins, 1), some_targets()
-    first = weighted(slow_loss(many, targets, bins), bins)
-    second = weighted(slow_loss(one, targets, bins, **O2O), bins)
+    first = weighted(slow_loss(many, targets, bins, weights), bins)
+    second = weighted(slow_loss(one, targets, bins, weights, **O2O), bins)
     expected = first | {f"o2o_{name}": term for name, term in second.items()}
     head = DualDistanceHead([8, 8, 8], CLASSES, bins, strides=[Fraction(s) for s in STRIDES])
-    for loss in (dual_loss(bins), build_loss(head, LossGains())):
+    built = build_loss(head, LossGains(class_weights=weights))
+    for loss in (built,) if weights else (dual_loss(bins), built):
         loss.start_epoch(0, 100, without_mosaic=False)
         found = loss([many, one], targets)
         assert values(found) == pytest.approx(expected, rel=1e-5)

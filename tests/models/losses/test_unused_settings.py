@@ -20,6 +20,7 @@ CHANGED = {
     "anchor_t": 3.0,
     "label_smoothing": 0.1,
     "fl_gamma": 1.5,
+    "class_weights": (0.5, 3.0, 1.25),
 }
 TARGETS = torch.tensor([[0.0, 1, 8, 8, 40, 52], [0, 0, 30, 20, 62, 60]])
 MODELS = {
@@ -55,8 +56,23 @@ def test_unused_settings_are_named_and_have_no_effect(name):
 def test_defaults_and_names_are_those_of_hyper_parameter_files():
     """Gains relative to the defaults are 1 without a file."""
     assert loss_gains(Hyp(), 0.0) == LossGains()
-    changed = {name: value for name, value in CHANGED.items() if name != "label_smoothing"}
-    assert loss_gains(Hyp(**changed), CHANGED["label_smoothing"]) == LossGains(**CHANGED)
+    flags = {name: CHANGED[name] for name in ("label_smoothing", "class_weights")}
+    changed = {name: value for name, value in CHANGED.items() if name not in flags}
+    assert loss_gains(Hyp(**changed), **flags) == LossGains(**CHANGED)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_class_weights_of_one_change_nothing_and_other_numbers_are_refused(name):
+    torch.manual_seed(0)
+    model = build_model(name, 3).eval()
+    raw = model(torch.rand(1, 3, 64, 64))
+    plain = build_loss(model.head, LossGains())(raw, TARGETS)
+    ones = build_loss(model.head, LossGains(class_weights=(1.0, 1.0, 1.0)))(raw, TARGETS)
+    for term in plain:
+        torch.testing.assert_close(ones[term], plain[term], rtol=1e-6, atol=0)
+    with pytest.raises(ValueError, match=r"^2 class weights for 3 classes$"):
+        build_loss(model.head, LossGains(class_weights=(1.0, 1.0)))
 
 
 def test_changed_settings_are_named():
