@@ -2,7 +2,8 @@
 
 from data.augment import Augmentation
 from data.augment.transforms import Transforms, read_transforms
-from data.balance import weights_after
+from data.balance.draws import Draws
+from data.balance.image_weights import weights_after
 from data.cache import open_base_images
 from data.labels import Labels
 from data.layouts import Choices, open_data
@@ -23,6 +24,7 @@ __all__ = [
     "Augmentation",
     "Choices",
     "Dataset",
+    "Draws",
     "EvaluationSampler",
     "Images",
     "Labels",

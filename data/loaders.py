@@ -10,6 +10,7 @@ from torch import Tensor
 
 from data.augment import Augmentation, Planner, Reader
 from data.augment.transforms import Transforms
+from data.balance.draws import Draws
 from data.cache import DeviceImages
 from data.labels import Labels
 from data.loader import Loader, Samples
@@ -49,6 +50,7 @@ def build_loaders(
     mosaic_until: int,
     workers: int,
     transforms: Transforms | None = None,
+    draws: Draws | None = None,
     say: Say = say_nothing,
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels.
@@ -67,6 +69,7 @@ def build_loaders(
         mosaic_until: as in `build_train_loader`.
         workers: max DataLoader workers per process.
         transforms: as in `build_train_loader`.
+        draws: as in `build_train_loader`.
         say: receives a log line if memory allows fewer.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
@@ -102,6 +105,7 @@ def build_loaders(
         rank=world.rank,
         size=world.size,
         ring_bytes=budget - val.ring_bytes,
+        draws=draws,
         say=say,
     )
     return Loaders(train, val)
@@ -124,6 +128,7 @@ def build_train_loader(
     rank: int = 0,
     size: int = 1,
     ring_bytes: int | None = None,
+    draws: Draws | None = None,
     say: Say = say_nothing,
 ) -> Loader[TrainSampler]:
     """Return the loader of this process's share of the training batches.
@@ -147,6 +152,8 @@ def build_train_loader(
         rank: number of this process.
         size: number of processes.
         ring_bytes: as in Loader.
+        draws: how often each sample is drawn in an epoch, as one of its own and as a part of a
+            mosaic or mixup; None: once.
         say: as in Loader.
 
     Raises ValueError as TrainSampler and `Transforms.check` do.
@@ -164,8 +171,11 @@ def build_train_loader(
         size=size,
         shapes=shapes,
         mosaic_until=mosaic_until,
+        draws=draws,
     )
-    samples = _train_samples(labels, image_size, augmentation, seed, images, transforms)
+    samples = _train_samples(
+        labels, image_size, augmentation, seed, images, transforms=transforms, draws=draws
+    )
     return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)
 
 
@@ -186,6 +196,7 @@ def _train_samples(
     seed: int,
     images: Images | None,
     transforms: Transforms | None = None,
+    draws: Draws | None = None,
 ) -> Samples:
     """Return the augmented samples: of tiles if the labels are those of tiles.
 
@@ -193,9 +204,9 @@ def _train_samples(
     """
     planner: Planner
     if isinstance(labels, TiledLabels):
-        planner = TilePlanner(labels, image_size, augmentation, seed)
+        planner = TilePlanner(labels, image_size, augmentation, seed, draws)
     else:
-        planner = Planner(labels, image_size, augmentation, seed)
+        planner = Planner(labels, image_size, augmentation, seed, draws)
     return Samples(planner, images, augment=True, transforms=transforms)
 
 

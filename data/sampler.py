@@ -4,8 +4,9 @@ For training, one stream of samples is cut into full batches for all processes. 
 training images in a new random order for each pass, one pass after another. Batch k consists of
 samples k * B to (k + 1) * B of the stream, so every batch is full, no image is repeated to fill one
 and none is left out: the images left over at the end of an epoch start the next epoch. A process
-takes every `size`-th sample of a batch. With image weights, the samples of an epoch are drawn with
-replacement instead, the same on every process.
+takes every `size`-th sample of a batch. Images with a factor (data/balance/draws.py) are in a pass
+as often as it says, so that passes are longer. With image weights, the samples of an epoch are
+drawn with replacement instead, the same on every process.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
 from data.augment.plan import generator_for
+from data.balance.draws import Draws
 from utils.images.letterbox import CanvasShapes
 
 # Used in place of a sample's index, so that each has its own random numbers.
-ORDER, SHUFFLE, DRAWS = 2**40 - 1, 2**40 - 2, 2**40 - 3
+ORDER, SHUFFLE, DRAWS, COUNTS = 2**40 - 1, 2**40 - 2, 2**40 - 3, 2**40 - 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
         size: int = 1,
         shapes: CanvasShapes | None = None,
         mosaic_until: int = 2**31,
+        draws: Draws | None = None,
     ) -> None:
         """Check the batch size.
 
@@ -65,13 +68,16 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
             shapes: None for square canvases, otherwise batches of images with similar ratios,
                 without mosaic.
             mosaic_until: the first epoch without mosaic, mixup and copy-paste.
+            draws: how often each image is in a pass; None: once.
 
-        Raises ValueError if the batch size is larger than the number of images or not a multiple
-        of the processes.
+        Raises ValueError if the batch size is larger than the number of images in a pass or not a
+        multiple of the processes.
         """
-        if not 1 <= batch_size <= len(ratios):
+        self.draws = draws or Draws.once(len(ratios))
+        most = self.draws.least_per_pass
+        if not 1 <= batch_size <= most:
             raise ValueError(
-                f"batch size {batch_size}: choose 1 to {len(ratios)}, the number of training images"
+                f"batch size {batch_size}: choose 1 to {most}, the number of training images"
             )
         if batch_size % size:
             raise ValueError(f"batch size {batch_size}: choose a multiple of the {size} processes")
@@ -96,9 +102,10 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
     def weights(self) -> NDArray[np.float64] | None:
         """The relative probability of drawing each image, [N]; None: every image once per pass.
 
-        An epoch has the same number of batches with weights, drawn with replacement. The other
-        images of a mosaic are still chosen uniformly. The setter raises ValueError unless all
-        weights are finite, none is negative, and at least one is positive.
+        An epoch has the same number of batches with weights, drawn with replacement, each weight
+        times the image's factor of `draws`. The other images of a mosaic are still chosen by the
+        factors alone. The setter raises ValueError unless all weights are finite, none is negative,
+        and at least one is positive.
         """
         return self._weights
 
@@ -121,7 +128,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
     def batches_before(self, epoch: int) -> int:
         """Return the number of batches in all epochs before `epoch`."""
-        return epoch * len(self.ratios) // self.batch_size
+        return self.draws.before(epoch) // self.batch_size
 
     def batches_in(self, epoch: int) -> int:
         """Return the number of batches in the whole `epoch`."""
@@ -164,22 +171,27 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
         Columns: epoch, index, repeat.
         """
-        count = len(self.ratios)
-        first_pass = first // count
-        end_pass = -(-last // count)  # rounded up
+        first_pass = self.draws.pass_of(first)
+        end_pass = self.draws.pass_of(last - 1) + 1
+        passes = [self._pass(number) for number in range(first_pass, end_pass)]
 
-        # The passes that the samples belong to, each in its own order.
-        passes = []
-        for number in range(first_pass, end_pass):
-            order = generator_for(self.seed, number, ORDER).permutation(count)
-            passes.append(_rows(number, order, 0))
-
-        start = first_pass * count
+        start = self.draws.before(first_pass)
         return np.concatenate(passes)[first - start : last - start]
+
+    def _pass(self, number: int) -> NDArray[np.int64]:
+        """Return the samples of a pass in its own order, [K, 3] epoch, index, repeat."""
+        counts = self.draws.counts(number, generator_for(self.seed, number, COUNTS))
+        drawn = np.repeat(np.arange(len(counts)), counts)
+        order = generator_for(self.seed, number, ORDER).permutation(len(drawn))
+        shuffled = drawn[order]
+
+        repeat = repeats(shuffled) if counts.max() > 1 else 0
+        return _rows(number, shuffled, repeat)
 
     def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
         """Return `count` samples of images drawn by weight: [count, 3] epoch, index, repeat."""
         # Weights of at most 1: no sum overflows, and no point is rounded up to the total.
+        weights = weights * self.draws.factors
         cumulative = np.cumsum(weights / weights.max())
         points = generator_for(self.seed, self.epoch, DRAWS).random(count) * cumulative[-1]
         drawn = np.searchsorted(cumulative, points, side="right")

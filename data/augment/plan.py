@@ -33,6 +33,7 @@ from data.augment.geometry import (
     whole_pixels,
 )
 from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch, Plan
+from data.balance.draws import Draws
 from data.labels import Labels
 from utils.boxes import IGNORE_CLASS
 from utils.images.letterbox import Placement, Region, base_sizes, centered, place
@@ -64,12 +65,27 @@ class Planner:
     min_visible = 0.0
 
     def __init__(
-        self, labels: Labels, image_size: int, augmentation: Augmentation, seed: int
+        self,
+        labels: Labels,
+        image_size: int,
+        augmentation: Augmentation,
+        seed: int,
+        draws: Draws | None = None,
     ) -> None:
+        """Plan samples.
+
+        Args:
+            labels: of whole images.
+            image_size: the training size in pixels.
+            augmentation: its strengths.
+            seed: of all random numbers.
+            draws: how often each sample is chosen as a part of another; None: all alike.
+        """
         self.labels = labels
         self.image_size = image_size
         self.augmentation = augmentation
         self.seed = seed
+        self._draws = draws
         self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
 
     def __len__(self) -> int:
@@ -102,7 +118,7 @@ class Planner:
             layer, targets = self._mosaic(random, index)
             layers = [layer]
             if random.random() < strengths.mixup:
-                other = int(random.integers(len(self)))
+                (other,) = self._others(random, 1).tolist()
                 second_layer, second_targets = self._mosaic(random, other)
                 layers.append(second_layer)
                 targets = np.concatenate([targets, second_targets])
@@ -142,6 +158,12 @@ class Planner:
         width, height = self.labels.sizes[index].tolist()
         return place((width, height), self.base_size(index), size)
 
+    def _others(self, random: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Return samples to be parts of another one, [count], by how often each is drawn."""
+        if self._draws is None:
+            return random.integers(len(self), size=count)
+        return self._draws.choose(random, count)
+
     # ------------------------------------------------------------------ geometry
 
     def _crop(self, random: np.random.Generator, index: int) -> tuple[int, Region]:
@@ -179,7 +201,7 @@ class Planner:
 
         # Four images, in random order around a random point of the double canvas.
         x, y = random.uniform(0.5 * side, 1.5 * side, 2).astype(int).tolist()
-        partners = random.integers(len(self), size=3)
+        partners = self._others(random, 3)
         samples = random.permutation(np.array([index, *partners]))
         placed = []
         for quadrant, sample in enumerate(samples.tolist()):

@@ -7,6 +7,7 @@ import numpy as np
 
 from data.augment.plan import Planner
 from data.augment.records import Augmentation
+from data.balance.draws import Draws
 from data.tiles.labels import MIN_VISIBLE, TiledLabels
 from utils.images.letterbox import Region
 
@@ -24,10 +25,15 @@ class TilePlanner(Planner):
     min_visible = MIN_VISIBLE
 
     def __init__(
-        self, tiles: TiledLabels, image_size: int, augmentation: Augmentation, seed: int
+        self,
+        tiles: TiledLabels,
+        image_size: int,
+        augmentation: Augmentation,
+        seed: int,
+        draws: Draws | None = None,
     ) -> None:
         self.tile = tiles.tiling.side
-        super().__init__(tiles.images, image_size, augmentation, seed)
+        super().__init__(tiles.images, image_size, augmentation, seed, draws)
         self._owners = tiles.owners
         self._starts = tiles.regions[:, :2]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from data.balance.draws import Draws
 from data.sampler import ORDER, EvaluationSampler, Key, TrainSampler, repeats
 from utils.images.letterbox import CanvasShapes
 
@@ -13,10 +14,12 @@ RECT = CanvasShapes(320, 32)
 
 
 def sampler(
-    count: int, batch_size: int, *, weighted: bool = False, **changes: object
+    count: int, batch_size: int, *, weighted: bool = False, factors: bool = False, **changes: object
 ) -> TrainSampler:
     ratios = np.random.default_rng(1).uniform(0.4, 2.5, count)
     values = {"batch_size": batch_size, "image_size": 320, "seed": 0} | changes
+    if factors:
+        values["draws"] = Draws(some_factors(count))
     result = TrainSampler(ratios, **values)  # type: ignore[arg-type]
     result.weights = some_weights(count) if weighted else None
     return result
@@ -25,6 +28,12 @@ def sampler(
 def some_weights(count: int) -> NDArray[np.float64]:
     """Return weights with ratios up to 40 to 1; every fifth is 0."""
     return np.random.default_rng(2).uniform(0.5, 20, count) * (np.arange(count) % 5 > 0)
+
+
+def some_factors(count: int) -> NDArray[np.float64]:
+    """Return factors from 0.4 to 3; every fifth is 1."""
+    random = np.random.default_rng(3).uniform(0.4, 3, count)
+    return np.where(np.arange(count) % 5 == 0, 1, random)
 
 
 def epoch_of(made: TrainSampler, epoch: int, first_batch: int = 0) -> list[list[Key]]:
@@ -39,6 +48,9 @@ MODES = {
     "rect": {"shapes": RECT},
     "weighted": {"weighted": True},
     "weighted rect": {"weighted": True, "shapes": RECT},
+    "factors": {"factors": True},
+    "factors rect": {"factors": True, "shapes": RECT},
+    "factors weighted": {"factors": True, "weighted": True},
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
@@ -116,6 +128,67 @@ def test_every_pass_contains_every_image_once(
     everything = {(epoch, index) for epoch in range(epochs) for index in range(count)}
     assert set(seen) <= everything
     assert {epoch for epoch, _ in everything - set(seen)} <= {epochs - 1}
+
+
+@pytest.mark.parametrize("shapes", [None, RECT], ids=["square", "rect"])
+def test_every_pass_contains_every_image_as_often_as_its_factor_says(
+    shapes: CanvasShapes | None,
+) -> None:
+    made = sampler(37, 8, factors=True, shapes=shapes)
+    factors = made.draws.factors
+    epochs = 40
+    seen: list[Key] = []
+    for epoch in range(epochs):
+        seen += [key for batch in epoch_of(made, epoch) for key in batch]
+    assert len(seen) == len(set(seen))  # a repeat has random numbers of its own
+    assert made.draws.before(epochs) - len(seen) < 8
+
+    counts = np.zeros((epochs, 37), int)
+    for key in seen:
+        counts[key.epoch, key.index] += 1
+        assert key.repeat < np.ceil(factors[key.index])
+    complete = counts[:-1]
+    assert (complete >= np.floor(factors)).all()
+    assert (complete <= np.ceil(factors)).all()
+    # A binomial of 39 draws has a deviation of at most sqrt(0.25 / 39) = 0.08.
+    assert np.abs(complete.mean(0) - factors).max() < 0.32
+
+
+def test_epochs_with_factors_are_longer_and_carry_fractions_over() -> None:
+    made = TrainSampler(
+        np.ones(4),
+        batch_size=2,
+        image_size=320,
+        seed=0,
+        draws=Draws(np.array([1.0, 1.0, 1.25, 2.0])),
+    )
+    # 5.25 samples in a pass: 5, 10, 15, 21, 26 in 1 to 5 passes: 2, 5, 7, 10, 13 batches of 2.
+    assert [made.batches_before(epoch) for epoch in range(6)] == [0, 2, 5, 7, 10, 13]
+    passes = [made._pass(number) for number in range(4)]
+    assert [len(rows) for rows in passes] == [5, 5, 5, 6]
+    assert sorted(passes[3][:, 1].tolist()) == [0, 1, 2, 2, 3, 3]
+    stream = np.concatenate(passes)
+    keys = [key for epoch in range(4) for batch in epoch_of(made, epoch) for key in batch]
+    found = [[key.epoch, key.index, key.repeat] for key in keys]
+    assert found == stream[:20].tolist()
+
+
+def test_factors_of_one_change_no_key() -> None:
+    plain = sampler(37, 8)
+    made = sampler(37, 8, draws=Draws(np.ones(37)))
+    for epoch in range(3):
+        assert epoch_of(made, epoch) == epoch_of(plain, epoch)
+
+
+def test_image_weights_are_multiplied_by_factors() -> None:
+    made = sampler(3, 3, draws=Draws(np.array([1.0, 2.0, 1.0])))
+    made.weights = np.array([1.0, 1.0, 0.0])
+    drawn = [key.index for epoch in range(600) for batch in epoch_of(made, epoch) for key in batch]
+    counts = np.bincount(drawn, minlength=3)
+    # 2400 draws, 1 to 2: 800 and 1600, deviation sqrt(2400 * 2 / 9) = 23.
+    assert counts.sum() == 2400
+    assert abs(counts[0] - 800) < 100
+    assert counts[2] == 0
 
 
 def test_epoch_lengths() -> None:

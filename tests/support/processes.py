@@ -213,9 +213,13 @@ def scaled_loss(world: World, *, local: bool) -> Iterator[None]:
 
 def seeded_by_rank(world: World) -> AbstractContextManager[object]:
     def planner(
-        labels: Labels, image_size: int, augmentation: data.Augmentation, seed: int
+        labels: Labels,
+        image_size: int,
+        augmentation: data.Augmentation,
+        seed: int,
+        draws: data.Draws | None = None,
     ) -> Planner:
-        return Planner(labels, image_size, augmentation, seed + world.rank)
+        return Planner(labels, image_size, augmentation, seed + world.rank, draws)
 
     return mock.patch.object(data.loaders, "Planner", planner)
 

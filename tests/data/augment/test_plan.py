@@ -15,6 +15,7 @@ from data.augment.geometry import keep_mask as _keep_mask
 from data.augment.geometry import transformed
 from data.augment.plan import Planner, generator_for
 from data.augment.records import Augmentation, CanvasLayer, Patch, Plan
+from data.balance.draws import Draws
 from data.labels import LabelRow, Labels, LabelsBuilder
 from tests.support.drawn import draw
 from utils.boxes import IGNORE_CLASS
@@ -503,6 +504,26 @@ def test_mosaic_partners_and_quadrants_are_uniformly_distributed() -> None:
     assert np.abs(np.delete(partners, 7) - 60).max() < 40
     # Image 7 is in each quadrant equally often, 115 times.
     assert np.abs(np.bincount(pairs[pairs[:, 0] == 7, 1]) - 115).max() < 50
+
+
+def test_partners_are_chosen_by_their_factors() -> None:
+    factors = np.ones(20)
+    factors[3] = 5.5
+    planner = Planner(BOXES, SIDE, Augmentation(mosaic=1, mixup=1), 0, Draws(factors))
+    random = np.random.default_rng(0)
+    chosen = np.bincount(planner._others(random, 4900), minlength=20)
+    # 24.5 in all: 1100 of 4900 for image 3, 200 for each other; deviations 29 and 14.
+    assert abs(chosen[3] - 1100) < 150
+    assert np.abs(np.delete(chosen, 3) - 200).max() < 70
+
+    # Without factors, and with factors of 1: the same plans.
+    plain = Planner(BOXES, SIDE, AUGMENTATIONS["all"], 0)
+    ones = Planner(BOXES, SIDE, AUGMENTATIONS["all"], 0, Draws.once(20))
+    for epoch in range(5):
+        expected = plain.plan(epoch, 2, (SIDE, SIDE), mosaic=True)
+        found = ones.plan(epoch, 2, (SIDE, SIDE), mosaic=True)
+        assert (found.targets == expected.targets).all()
+        assert found.mix == expected.mix
 
 
 def test_mixup_ratios_follow_beta_32_32() -> None:

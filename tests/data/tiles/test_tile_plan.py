@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data import Augmentation, Loader, build_train_loader
-from data.balance import image_weights
+from data.balance.image_weights import image_weights
 from data.base_images import decoded
 from data.cache import DeviceImages, open_base_images
 from data.labels import Labels

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.balance import image_weights
+from data.balance.image_weights import image_weights
 from data.labels import Labels
 from tests.data.augment.test_plan import box, labels_of
 
