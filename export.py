@@ -396,6 +396,8 @@ def open_dataset_images(
         single_class=model.single_class,
         cache_dir=args.cache_dir,
     )
+    if set(model.names) < set(dataset.names):  # as train.py --classes trains them
+        dataset.choose_classes([dataset.names.index(name) for name in model.names])
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)
 

@@ -61,6 +61,13 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--strict", action="store_true", help="refuse data in which something looks wrong")
     add("--names", nargs="+", help="class names of data that have none, in order")
     add("--merge", nargs="+", help="OLD=NEW ...: rename classes, or join them with others")
+    add("--classes", nargs="+", help="train only these classes, by number or name")
+    add(
+        "--data-weights",
+        nargs="+",
+        type=float,
+        help="how often an epoch draws the images of each --data: one number for each",
+    )
     add(
         "--download",
         action="store_true",
@@ -132,6 +139,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         "--image-weights",
         action="store_true",
         help="sample rare classes and those with low AP more often",
+    )
+    add(
+        "--repeat-factor",
+        type=float,
+        help="draw images of classes that fewer than this share of the images have more often, "
+        "such as 0.1; 0: never",
+    )
+    add(
+        "--class-weights",
+        nargs="+",
+        help="weights of classes in the loss: auto (rare ones higher), a YAML of name: weight, or "
+        "NAME=WEIGHT ...",
     )
     add("--sync-bn", action="store_true", help="synchronize BatchNorm over all processes")
     add("--shard", action="store_true", help="experimental: shard weights and optimizer state")
@@ -236,6 +255,7 @@ from training import (
     set_training,
     start_model,
 )
+from training.settings.class_weights import weights_in_order
 from training.settings.groups import augmentation, loss_gains, schedule
 from training.settings.recipe import TrainedWeights
 from utils.distributed import (
@@ -297,10 +317,13 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
             requested.names,
             requested.merge,
             strict=requested.strict,
+            weights=requested.data_weights,
         ),
     )
-    train_labels = data.read("train", log.say)
+    data.choose_classes(requested.classes)
+    train_labels = data.read("train", log.say, leave_out_emptied=True)
     data.read("val", log.say)
+    data.balance(requested.repeat_factor, log.say)  # how often an epoch draws each image
     run.check_data(data, log.say)
 
     # Model
@@ -337,7 +360,9 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
     )
 
     # Loss, this rank's share of each global batch, and the training state
-    criterion = build_loss(model.head, loss_gains(hyp, cfg.label_smoothing), log.say)
+    class_weights = weights_in_order(cfg.class_weights, data.names)
+    gains = loss_gains(hyp, cfg.label_smoothing, class_weights)
+    criterion = build_loss(model.head, gains, log.say)
     criterion.to(weights_dtype(precision))
     loaders = build_loaders(
         data.labels,
@@ -352,6 +377,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
         mosaic_until=cfg.mosaic_until,
         transforms=run.transforms,
         workers=cfg.workers,
+        draws=data.draws,
         say=log.say,
     )
     sampler = loaders.train.sampler
@@ -373,7 +399,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
     )
     if cfg.compile != "off":
         compile_training(state, criterion, loaders.train, cfg.compile, image_size, log.say)
-    run.restore(state, images=len(train_labels))
+    run.restore(state, data.draws)
     progress = state.progress
 
     # The run folder: created only after all checks have passed
@@ -389,7 +415,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
             hyp.as_dict(),
             progress.results,
             step=sampler.batches_before(progress.epoch) + progress.batch,
-            images=len(train_labels),
+            images=data.draws.least_per_pass,
             recorded=progress.recorded if run.saved else None,
         )
     )

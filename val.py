@@ -64,6 +64,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--names", nargs="+", default=[], help="class names of data that have none, in order")
     add("--merge", nargs="+", default=[], help="as train.py: OLD=NEW ...")
     add(
+        "--classes",
+        nargs="+",
+        default=[],
+        help="metrics of these classes only, by number or name (default: as trained)",
+    )
+    add(
         "--download",
         action="store_true",
         help="download the data set, and weights of models/pretrained.yaml",
@@ -251,7 +257,11 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         ),
         **tiles,
     )
-    backend = combine_members(paths, members, dataset, args.augment)
+    if args.classes:
+        dataset.choose_classes(args.classes)
+    else:
+        dataset.choose_classes(first.chosen_classes, f"{paths[0]} was trained with --classes")
+    backend, class_ids = combine_members(paths, members, dataset, args.augment)
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
@@ -296,6 +306,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         confidence=confidence,
         iou=iou,
         max_detections=args.max_det,
+        class_ids=class_ids,
         active=world.is_main,
     )
 
@@ -347,24 +358,38 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
 
 def combine_members(
     paths: Sequence[str], members: Sequence[LoadedModel], dataset: Dataset, augment: bool
-) -> Backend:
-    """Return one backend of all models, with the classes of the data set.
+) -> tuple[Backend, Sequence[int] | None]:
+    """Return one backend of all models, and which of its classes the data have; None: all.
 
     augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if the
     classes of a model differ from those of the data set.
     """
-    # With a single class all classes of a model are merged, so they may have any names.
-    names = None if dataset.single_class else dataset.names
+    first = members[0]
+    all_names = dataset.spec.names
+    has_all = sorted(first.names) == sorted(all_names)
+
+    names: Sequence[str] | None = dataset.chosen_names
+    class_ids = None
+    if dataset.single_class and (dataset.chosen is None or first.single_class):
+        # All classes of a model are merged, so they may have any names.
+        names = None
+    elif has_all and not dataset.single_class:
+        names = all_names
+        class_ids = dataset.chosen
     try:
-        combined = combine(paths, members, names, str(dataset.file), augment=augment)
+        what = str(dataset.file)
+        combined = combine(paths, members, names, what, augment=augment, among=all_names)
     except ValueError as error:
+        if dataset.chosen is None and set(first.names) < set(all_names):
+            chosen = shlex.join(first.names)
+            raise ValueError(f"{error}; to use these of the data: --classes {chosen}") from None
         # Classes that are called by their numbers: their names were a flag of the training.
-        trained = members[0].names
+        trained = first.names
         numbered = all(name.isdecimal() for name in dataset.names)
         if not numbered or len(dataset.names) > len(trained):
             raise
         raise ValueError(f"{error}; give the names: --names {shlex.join(trained)}") from None
-    return MergedClasses(combined) if dataset.single_class else combined
+    return (MergedClasses(combined) if dataset.single_class else combined), class_ids
 
 
 def choose_canvas(

@@ -30,6 +30,8 @@ MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "
 # of Roboflow's exports: where the data set comes from; of keypoints: their mirror images
 IGNORED_KEYS = ("roboflow", "flip_idx")
 SPLITS = ("train", "val", "test")
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # of a path of the train split
+ALLOWED_WEIGHTS = f"choose a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 FOLDER = Path(__file__).parent  # of the YAMLs that Kestrel has
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -40,6 +42,7 @@ class DataSpec:
 
     `train`, `val`, `test`: paths of folders, lists and files that list images. `labels`: the files
     or folders that have the labels of all splits, if these are lists of images; otherwise empty.
+    `weights`: of the paths of `train` whose images an epoch draws more or less often than once.
     `names`: of the classes that are trained. `label_names`: for each source whose labels have other
     ones, the name of each of its classes, in the order of their numbers, and the one it becomes.
     """
@@ -51,6 +54,7 @@ class DataSpec:
     test: tuple[Path, ...] | None
     names: tuple[str, ...]
     labels: tuple[Path, ...] = ()
+    weights: Mapping[Path, float] = field(default_factory=dict)
     label_names: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     keypoints: tuple[int, int] | None = None  # number and dimensions of those after each box
     download: tuple[Source, ...] = ()
@@ -192,8 +196,9 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     notes: list[str] = []
     root = _root(file, entries.get("path"), notes)
     moved: list[str] = []
-    train, val, test = [_split(root, file, key, entries.get(key), moved) for key in SPLITS]
-    labels = _split(root, file, "labels", entries.get("labels"), moved) or ()
+    weights: dict[Path, float] = {}
+    train, val, test = [_split(root, file, key, entries.get(key), moved, weights) for key in SPLITS]
+    labels = _split(root, file, "labels", entries.get("labels"), moved, weights) or ()
     if moved:
         notes.append(
             f"{printable(file)}: {', '.join(moved)} not found: used without ../ in "
@@ -216,6 +221,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
         test=test,
         names=names,
         labels=labels,
+        weights=weights,
         label_names=label_names,
         keypoints=_keypoints(file, entries.get("kpt_shape")),
         download=download,
@@ -282,7 +288,12 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
 
 
 def _split(
-    root: Path, file: Path, key: str, node: Node | None, moved: list[str]
+    root: Path,
+    file: Path,
+    key: str,
+    node: Node | None,
+    moved: list[str],
+    weights: dict[Path, float],
 ) -> tuple[Path, ...] | None:
     """Return the paths of a split, None if the YAML has none.
 
@@ -292,18 +303,20 @@ def _split(
         key: the name of the split.
         node: its value.
         moved: the paths that are read without their leading `../` are added to it, as written.
+        weights: those that are given with a path are added to it.
     """
     if node is None or is_absent(node):
         return None
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
         raise ValueError(
             f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list "
-            "of these"
+            "of these, in 'train' also with weights as {path: a, weight: 2}"
         )
 
     entries = node.value if isinstance(node, SequenceNode) else [node]
     paths = []
-    for entry in entries:
+    for given in entries:
+        entry, weight = _weighted(file, key, given)
         path = _join(root, file, key, entry)
         text = _text(file, key, entry)
 
@@ -312,8 +325,45 @@ def _split(
         if text.startswith("../") and os.path.exists(inside) and not os.path.exists(path):
             moved.append(printable(text))
             path = inside
+        if path in paths and weights.get(path, 1.0) != weight:
+            problem = f"'{key}' lists {printable(text)} twice, with different weights"
+            raise ValueError(f"{where(file, entry)}: {problem}")
         paths.append(path)
+        if weight != 1:
+            weights[path] = weight
     return tuple(paths)
+
+
+def _weighted(file: Path, key: str, node: Node) -> tuple[Node, float]:
+    """Return the path of an entry of a split, as a node, and its weight: 1 if it is a path only.
+
+    Raises ValueError if it is neither a path nor a mapping of `path` and `weight`, or a weight is
+    not for the train split.
+    """
+    if not isinstance(node, MappingNode):
+        return node, 1.0
+    given = dict(pairs(node, file, f"'{key}'"))
+    if given.keys() != {"path", "weight"}:
+        keys = excerpt(", ".join(given))
+        raise ValueError(
+            f"{where(file, node)}: '{key}' has an entry with the keys '{keys}', it must have path "
+            "and weight"
+        )
+    if key != "train":
+        raise ValueError(f"{where(file, node)}: '{key}' has weights, which only 'train' may have")
+    return given["path"], _weight(file, given["weight"])
+
+
+def _weight(file: Path, node: Node) -> float:
+    """Return a weight. Raises ValueError if it is not a number that is allowed."""
+    text = node.value if isinstance(node, ScalarNode) else ""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ValueError(f"{where(file, node)}: 'weight' is '{excerpt(text)}': {ALLOWED_WEIGHTS}")
+    return weight
 
 
 def _names(file: Path, node: Node | None) -> tuple[str, ...]:

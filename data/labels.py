@@ -189,6 +189,27 @@ class Labels:
         arrays["category_ids"] = self.category_ids[:1]
         return Labels(**arrays)
 
+    def with_classes(self, classes: Sequence[int]) -> "Labels":
+        """Return the same images with the rows of some classes only, which become 0, 1, ...
+
+        classes: ascending. They keep their category ids.
+        """
+        chosen = np.array(classes, np.int64)
+        is_kept = np.isin(self.classes, chosen)  # [N]
+        rows = np.flatnonzero(is_kept)
+        kept_before = range_offsets(is_kept)  # [N+1]
+        points, point_offsets = _gather(self.point_offsets, rows)
+
+        arrays = self.arrays()
+        for name in ("boxes_xywh", "areas", "crowd"):
+            arrays[name] = arrays[name][rows]
+        arrays["classes"] = np.searchsorted(chosen, self.classes[rows]).astype(np.int32)
+        arrays["offsets"] = kept_before[self.offsets]
+        arrays["points"] = self.points[points]
+        arrays["point_offsets"] = point_offsets
+        arrays["category_ids"] = self.category_ids[chosen]
+        return Labels(**arrays)
+
     def digest(self) -> str:
         """Return a text that is equal on two machines if they read the same images and boxes.
 

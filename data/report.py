@@ -1,10 +1,13 @@
 """The report of a data set scan: counts, and every problem with its file and line."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from data.labels import Labels
 from utils.printable import counted, excerpt, plural
 
 LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
@@ -153,6 +156,21 @@ class Report:
             sentences=tuple(map(str, sentences)),
             label_warnings=tuple(map(str, label_warnings)),
         )
+
+
+def counts_of(labels: Labels, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a `Report` that count images and boxes. names: of the classes."""
+    counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
+    rows_per_image = np.diff(labels.offsets)
+    points_per_row = np.diff(labels.point_offsets)
+    return {
+        "images": len(labels),
+        "background": int((rows_per_image == 0).sum()),
+        "instances": sum(counts),
+        "crowd": int(labels.crowd.sum()),
+        "polygons": int((points_per_row > 0).sum()),
+        "instances_per_class": tuple(zip(names, counts, strict=True)),
+    }
 
 
 def first_of(problems: Iterable[Problem]) -> str:

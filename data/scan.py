@@ -40,6 +40,7 @@ from data.report import (
     Problem,
     ProblemLog,
     Report,
+    counts_of,
     first_of,
 )
 from utils.files.fingerprint import digest_of_contents, digest_of_states
@@ -610,17 +611,9 @@ def _report(
         without_file: the number of images without label file.
         problems: all problems.
     """
-    counts = np.bincount(labels.classes[~labels.crowd], minlength=len(names)).tolist()
-    rows_per_image = np.diff(labels.offsets)
-    points_per_row = np.diff(labels.point_offsets)
     return Report(
-        images=len(labels),
-        background=int((rows_per_image == 0).sum()),
+        **counts_of(labels, names),
         without_label_file=without_file,
-        instances=sum(counts),
-        crowd=int(labels.crowd.sum()),
-        polygons=int((points_per_row > 0).sum()),
-        instances_per_class=tuple(zip(names, counts, strict=True)),
         unreadable=tuple(unreadable),
         no_usable_row=tuple(no_usable_row),
         problem_counts=tuple(problems.counts.most_common()),

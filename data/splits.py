@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
+from data.balance.draws import Draws
+from data.balance.mixing import describe_weights, weights_of_images
+from data.balance.repeat_factors import class_factors, describe_factors, image_factors
 from data.dataset_yaml import DataSpec
 from data.formats.yolo_values import KEYPOINT_ROWS, POLYGON_ROWS
 from data.labels import Labels
 from data.layouts import Choices, open_data
 from data.layouts.written import copy_to
-from data.report import Report
+from data.report import Report, counts_of
 from data.scan import EmptySplitError, rows_differ, scan
-from data.tiles.labels import tile_labels
+from data.tiles.labels import TiledLabels, tile_labels
 from utils.distributed.world import World
 from utils.files.folders import RUN_DATA, cache_folder, make_folder
+from utils.flags import class_ids, is_number
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
@@ -38,6 +44,8 @@ class Dataset:
     labels: dict[str, Labels] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the labels
+    chosen: tuple[int, ...] | None = None  # the classes of the YAML that are used; None: all
+    _draws: Draws | None = field(default=None, init=False)
 
     @property
     def file(self) -> Path:
@@ -68,27 +76,74 @@ class Dataset:
     @property
     def names(self) -> list[str]:
         """The class names; a single name if all classes are treated as one."""
-        return class_names(self.spec.names, single=self.single_class)
+        return class_names(self.chosen_names, single=self.single_class)
 
-    def read(self, split: str, say: Say = say_nothing, *, require_labels: bool = True) -> Labels:
+    @property
+    def chosen_names(self) -> list[str]:
+        """The names of the classes that are used, before they are treated as one."""
+        if self.chosen is None:
+            return list(self.spec.names)
+        return [self.spec.names[number] for number in self.chosen]
+
+    @property
+    def chosen_words(self) -> list[str]:
+        """What `choose_classes` takes to choose the same again: names, or a number for digits."""
+        words = []
+        for number in self.chosen or ():
+            name = self.spec.names[number]
+            words.append(str(number) if is_number(name) else name)
+        return words
+
+    def choose_classes(self, classes: Sequence[int | str], origin: str = "--classes") -> None:
+        """Use only these classes of the data, given by name or number, in the order of the data.
+
+        None are given: all. Call it before `read`. origin: what says so, in errors. Raises
+        ValueError if there is no such class.
+        """
+        if not classes:
+            return
+        try:
+            found = class_ids(classes, self.spec.names, self.spec.title)
+        except ValueError as error:
+            raise ValueError(f"{origin}: {error}") from None
+        self.chosen = tuple(sorted(set(found)))
+
+    def read(
+        self,
+        split: str,
+        say: Say = say_nothing,
+        *,
+        require_labels: bool = True,
+        leave_out_emptied: bool = False,
+    ) -> Labels:
         """Return the labels of a split, or of the tiles of its images; summarize them to `say`.
 
-        require_labels: as in `scan`.
+        Args:
+            split: its name in the YAML.
+            say: receives log lines.
+            require_labels: as in `scan`.
+            leave_out_emptied: leave out the images that have boxes, but none of a chosen class.
 
-        Raises ValueError as `scan` does, if the processes read different labels, and if `strict` is
-        set and something in the data looks like a mistake.
+        Raises ValueError as `scan` does, if there is no box of a chosen class, if the processes
+        read different labels, and if `strict` is set and something in the data looks like a
+        mistake.
         """
         with self.world.local_main_first():  # the others read its result from the cache
             labels, report = read_split(
                 self.spec,
                 split,
-                single=self.single_class,
+                single=False,
                 cache_dir=self.cache_dir,
                 progress=self.world.is_main,
                 require_labels=require_labels,
             )
         self._require_same_rows(split, report)
         self._say_report(split, report, say)
+        if self.chosen is not None:
+            labels = self._with_chosen(split, labels, say, leave_out_emptied=leave_out_emptied)
+            report = replace(report, **counts_of(labels, self.chosen_names))
+        if self.single_class:
+            labels = labels.with_single_class()
         self._say_shared_images(split, labels, say)
 
         if split == "val" and "train" in self.reports:
@@ -104,6 +159,61 @@ class Dataset:
             of_size = str(self.tiling).removeprefix("tiles")
             say(f"{split}: {counted(len(labels), 'image')} in {tiles}{of_size}")
         return self.labels[split]
+
+    def _with_chosen(
+        self, split: str, labels: Labels, say: Say, *, leave_out_emptied: bool
+    ) -> Labels:
+        """Return the labels with the chosen classes only.
+
+        Raises ValueError if none is left. The arguments are those of `read`.
+        """
+        names = self.chosen_names
+        restricted = labels.with_classes(self.chosen or ())
+        flag = f"--classes {printable(', '.join(names))}"
+        if restricted.crowd.all():  # true also for no rows at all
+            raise ValueError(f"'{split}' of {self.spec.title}: no box of these classes ({flag})")
+
+        had_rows = np.diff(labels.offsets) > 0
+        has_rows = np.diff(restricted.offsets) > 0
+        emptied = had_rows & ~has_rows
+        boxes = f"{len(restricted.classes):,} of {counted(len(labels.classes), 'box')}"
+        what = "left out" if leave_out_emptied else "kept as background"
+        count = int(emptied.sum())
+        say(f"{split}: {flag}: {boxes}; images with boxes of other classes only: {count:,}, {what}")
+        return restricted.subset(np.flatnonzero(~emptied)) if leave_out_emptied else restricted
+
+    @property
+    def draws(self) -> Draws:
+        """How often an epoch draws each training sample: once, unless `balance` has chosen."""
+        if self._draws is None:
+            self._draws = Draws.once(len(self.labels["train"]))
+        return self._draws
+
+    def balance(self, threshold: float, say: Say = say_nothing) -> None:
+        """Choose how often an epoch draws each training sample; log what is repeated.
+
+        It is the weight of its data set times its repeat factor. Call it after `read`.
+        threshold: of repeat factors (data/balance/repeat_factors.py), 0 for none.
+
+        Raises ValueError if the processes have different ones, or an epoch would have no image.
+        """
+        labels = self.labels["train"]
+        factors = np.ones(len(labels))
+        if self.spec.weights:
+            weights = weights_of_images(self.spec, labels.whole)
+            say(describe_weights(weights))
+            factors *= weights[labels.owners] if isinstance(labels, TiledLabels) else weights
+        if threshold:
+            of_class = class_factors(labels, len(self.names), threshold)
+            say(describe_factors(threshold, of_class, labels, self.names, self.unit))
+            factors *= image_factors(labels, of_class)
+
+        draws = Draws(factors)
+        self.world.require_same("how often images are drawn", draws.digest())
+        if draws.mean_per_pass != len(labels):
+            samples = counted(draws.least_per_pass, self.unit)
+            say(f"an epoch draws {samples}, not {len(labels):,}")
+        self._draws = draws
 
     def _require_same_rows(self, split: str, report: Report) -> None:
         """Raise ValueError if rows are keypoints in one split, and polygons in another."""

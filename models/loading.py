@@ -28,7 +28,8 @@ class LoadedModel:
     names: of the classes. image_size: long side in pixels that it was trained or exported for.
     data: the data YAML it was trained on, "" if the file does not say. single_class: it was trained
     with all classes as one. digest: differs between files with different weights. tile,
-    tile_overlap: the tiles that it was trained on; a side of 0 for none.
+    tile_overlap: the tiles that it was trained on; a side of 0 for none. chosen_classes: those of
+    its data that it was trained on, () for all; exported files do not say so.
     """
 
     backend: Backend
@@ -39,6 +40,7 @@ class LoadedModel:
     digest: str
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
+    chosen_classes: tuple[str, ...] = ()
 
     def tiles(
         self, tile: int | None, tile_overlap: float | None, tile_whole: bool
@@ -57,15 +59,18 @@ class LoadedModel:
             tile_overlap = self.tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
-    def with_classes(self, wanted: Sequence[str]) -> "LoadedModel":
+    def with_classes(self, wanted: Sequence[str], among: Sequence[str] = ()) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
 
-        Raises ValueError if they have other names, or the order is ambiguous because two have the
-        same name.
+        among: all classes of the data, if `wanted` are some of them: the model may have them all.
+
+        Raises ValueError if it has others, or the order is ambiguous because two have the same
+        name.
         """
         if self.names == tuple(wanted):
             return self
-        others = sorted(self.names) != sorted(wanted)
+        allowed = [sorted(wanted), sorted(among or wanted)]
+        others = sorted(self.names) not in allowed
         ambiguous = len(set(self.names)) < len(self.names)
         if others or ambiguous:
             raise ValueError(
@@ -120,7 +125,9 @@ def _load_checkpoint(
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
     backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
-    return LoadedModel(backend, digest=weights, **description(path, saved))
+    chosen = tuple(saved.get("config", {}).get("classes", ()))
+    known = description(path, saved)
+    return LoadedModel(backend, digest=weights, chosen_classes=chosen, **known)
 
 
 def description(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +156,7 @@ def combine(
     what: str,
     *,
     augment: bool,
+    among: Sequence[str] = (),
 ) -> Backend:
     """Return one backend of all models, with their classes in the order of `names`.
 
@@ -158,13 +166,14 @@ def combine(
         names: of the classes; None leaves the classes alone.
         what: the text for where the names come from.
         augment: with test-time augmentation.
+        among: as in `LoadedModel.with_classes`.
 
     Raises ValueError, with the file's path, if a model has other classes than `names`.
     """
     members: list[Backend] = []
     for path, model in zip(paths, loaded, strict=True):
         try:
-            fitting = model if names is None else model.with_classes(names)
+            fitting = model if names is None else model.with_classes(names, among)
         except ValueError as error:
             raise ValueError(f"{printable(path)} does not fit {what}: {error}") from None
         members.append(AugmentedViews(fitting.backend) if augment else fitting.backend)

@@ -19,6 +19,7 @@ from models.result import Result
 from models.tiled import TiledPredictor
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
+from utils.flags import class_ids
 from utils.images.detections import ImageDetections
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable
@@ -336,25 +337,12 @@ def _order_and_names(
 def _class_ids(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
     """Return the indices of classes that are given by index or name.
 
-    Digits are an index; a name means all classes called so.
-
-    Raises ValueError if the model does not have a class of this name.
+    Raises ValueError if the model does not have such a class, or one text is given.
     """
     if isinstance(given, str):
         raise ValueError(f"classes is '{excerpt(given)}': give a list of names or numbers")
 
-    class_ids: list[int] = []
-    for each in given:
-        if isinstance(each, str) and not each.isdecimal():
-            called_so = [index for index, name in enumerate(names) if name == each]
-            if not called_so:
-                raise ValueError(f"class '{excerpt(each)}': the model has {join_names(names, 20)}")
-            class_ids += called_so
-        elif isinstance(each, (str, Integral)):
-            class_ids.append(int(each))  # the predictor checks the range
-        else:
-            raise ValueError(f"class {each!r}: give a name or a whole number")
-    return class_ids
+    return class_ids(given, names, "the model")
 
 
 def _sides(image_size: Any) -> list[int]:

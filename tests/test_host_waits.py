@@ -143,12 +143,12 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     [
         ("tiny", ""),
         ("tiny", "--multi-scale --optimizer AdamW"),
-        ("tiny", "--rect --amp bf16"),
+        ("tiny", "--rect --amp bf16 --class-weights auto --repeat-factor 0.9"),
         ("tiny", "--image-weights --freeze 1"),
-        ("decoupled", "--close-mosaic 1"),
-        ("distance", "--amp bf16"),
+        ("decoupled", "--close-mosaic 1 --class-weights auto"),
+        ("distance", "--amp bf16 --class-weights auto"),
         ("distance_plain", ""),
-        ("dual", "--multi-scale"),
+        ("dual", "--multi-scale --class-weights auto"),
     ],
 )
 def test_training_steps_never_make_host_wait(

@@ -57,6 +57,9 @@ RUNS = {
     "accumulated": SHORT,
     "Muon": SHORT + " --optimizer Muon",
     "rect and image weights": SHORT.replace(" --noval", "") + " --rect --image-weights",
+    "chosen, repeated and weighted": SHORT.replace(" --noval", "")
+    + " --data FOUR TEN --data-weights 2.5 0.75 --repeat-factor 0.9 --class-weights auto "
+    "--classes blue 2",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
     "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")

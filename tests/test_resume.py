@@ -323,12 +323,14 @@ def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(
     micro_model, tmp_path, size, places
 ):
     attempt = attempts_in(tmp_path, draw_data(tmp_path / "set", 6), micro_model)
-    tiled = ("--epochs", "2", "--tile", "48", "--tile-overlap", "0.3")
+    tiled = ["--epochs", "2", "--tile", "48", "--tile-overlap", "0.3", "--repeat-factor", "0.9"]
+    tiled += ["--class-weights", "auto", "--classes", "0", "2"]
     assert attempt(size, "straight", *tiled) == [0] * size
     for at in places:
         assert min(attempt(size, "broken", *tiled, at=f"0 {at}")) == -9
         halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
         assert halfway["config"]["tile"] == 48
+        assert halfway["config"]["repeat_factor"] == 0.9
         assert halfway["batch"] > 0
     assert attempt(size, "broken", "--epochs", "2") == [0] * size  # the tiles are those of the run
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")

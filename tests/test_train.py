@@ -336,6 +336,61 @@ def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
     assert len(rows_of(folder)) == 2
 
 
+# ---------------------------------------------------------------------- classes and their balance
+
+
+def test_model_of_chosen_classes_is_validated_and_resumed_with_them(
+    start, tiny_data, tmp_path, capsys
+):
+    weights = tmp_path / "weights.yaml"
+    weights.write_text("bar: 2.5\nsquare: 3\n")
+    given = ["--classes", "2", "disc", "--class-weights", str(weights), "--repeat-factor", "0.9"]
+    best, folder = start("--epochs", "1", *given)
+    said = capsys.readouterr().out
+    assert "train: --classes disc, bar: 12 of 20 boxes; images with boxes of other" in said
+    assert "--repeat-factor 0.9: draws images of rare classes more often: disc x1.77 (2" in said
+    assert "--class-weights: bar 2.5, disc 1\n" in said
+
+    saved = checkpoint_file.load(folder / "weights" / "last.pt")
+    assert saved["names"] == ["disc", "bar"]
+    assert saved["config"]["classes"] == ["disc", "bar"]
+    assert saved["config"]["class_weights"] == ["disc=1.0", "bar=2.5"]
+
+    # val.py restricts the data as the training did.
+    flags = ["--device", "cpu", "--workers", "0", "--project", str(tmp_path / "val")]
+    flags += ["--batch", "4"]
+    own = [*flags, "--weights", str(folder / "weights" / "best.pt")]
+    found = val.main(val.parse_args(own)[0], CPU)
+    assert found.coco.stats == best.coco.stats
+
+    # Resumed without the file of weights.
+    weights.unlink()
+    last = str(folder / "weights" / "last.pt")
+    _, resumed = start("--resume", last, "--epochs", "2")
+    assert [row["epoch"] for row in rows_of(resumed)] == ["1", "2"]
+    assert "--class-weights: bar 2.5, disc 1\n" in capsys.readouterr().out
+
+    # A checkpoint that does not say so is refused, with the flag that it needs.
+    del saved["config"]["classes"]
+    checkpoint_file.save(tmp_path / "other.pt", saved)
+    other = [*flags, "--weights", str(tmp_path / "other.pt")]
+    with pytest.raises(ValueError, match=r"to use these of the data: --classes disc bar$"):
+        val.main(val.parse_args(other)[0], CPU)
+    found = val.main(val.parse_args([*other, "--classes", "disc", "bar"])[0], CPU)
+    assert found.images == 8
+
+
+def test_weights_of_data_sets_lengthen_the_epoch(start, tiny_data, capsys):
+    mixed = tiny_data.with_name("mixed.yaml")
+    text = tiny_data.read_text().replace("train: images", "train: [{path: images, weight: 2.5}]")
+    mixed.write_text(text)
+    _, folder = start("--epochs", "1", "--data", str(mixed), "--image-weights")
+    assert "an epoch draws 20 images, not 8" in capsys.readouterr().out
+    # 20 images in batches of 4
+    state = checkpoint_file.load(folder / "weights" / "last.pt")["optimizer"]["state"]
+    assert state
+
+
 # ---------------------------------------------------------------------- killed and resumed
 
 
@@ -578,6 +633,12 @@ REFUSALS = [
         "--local-rank 1: RANK and WORLD_SIZE do not describe several processes",
     ),
     (["--rect", "--multi-scale"], "cannot be used together"),
+    (["--image-weights", "--repeat-factor", "0.1"], "cannot be used together: both choose how"),
+    (["--class-weights", "auto", "--single-cls"], "cannot be used together: there is one class"),
+    (["--repeat-factor", "2"], "--repeat-factor 2.0: choose the share of images below which"),
+    (["--class-weights", "discs=2"], "class 'discs' is none of the 3 classes of the data (did"),
+    (["--classes", "discs"], "--classes: class 'discs': "),
+    (["--data-weights", "2"], "--data-weights: 1 weight for 1 data set: give several --data"),
     (["--data", "nowhere.yaml"], "nowhere.yaml"),
     (["--cfg", "yolov5q.yaml"], "yolov5q"),
     (["--device", "99"], "--device 99: this machine has"),

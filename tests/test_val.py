@@ -237,6 +237,8 @@ def test_val_runs_with_flags(measure, flags):
         (["--save-conf"], "--save-conf adds the confidences to the files of --save-txt: give both"),
         (["--name", ""], "--name: must not be empty"),
         (["--task", "test"], "test"),
+        (["--classes", "Bar"], "tiny.yaml has disc, square, bar (did you mean bar?)"),
+        (["--classes", "3"], "--classes: class 3: "),
         # before the data are read
         (["--project", __file__, "--data", "absent.yaml"], f"--project {__file__}: {__file__} is"),
     ],
@@ -332,6 +334,40 @@ def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
     assert set(found.detections.class_ids.tolist()) <= {0}
     truth = json.loads((folder / "ground_truth.json").read_text())
     assert [category["name"] for category in truth["categories"]] == ["object"]
+
+
+@without_pictures
+def test_metrics_of_chosen_classes_are_those_of_all_classes(measure, tiny_data):
+    """The order is that of the data, whatever that of the flag."""
+    everything, _ = measure()
+    found, folder = measure("--classes", "bar", "0", "--save-json")
+    of_class = everything.as_dict(["disc", "square", "bar"])["per_class"]
+    chosen = found.as_dict(["disc", "bar"])
+    assert chosen["per_class"] == {name: of_class[name] for name in ("disc", "bar")}
+    rows = everything.detections
+    kept = np.isin(rows.class_ids, [0, 2])
+    assert 0 < kept.sum() < len(kept)
+    assert (found.detections.boxes_xywh == rows.boxes_xywh[kept]).all()
+    assert (found.detections.class_ids == rows.class_ids[kept] // 2).all()
+    mean = (of_class["disc"]["AP"] + of_class["bar"]["AP"]) / 2
+    assert chosen["AP"] == pytest.approx(mean)
+    assert found.images == 8
+
+    truth = json.loads((folder / "ground_truth.json").read_text())
+    categories = {each["id"]: each["name"] for each in truth["categories"]}
+    assert categories == {1: "disc", 3: "bar"}
+    predicted = json.loads((folder / "predictions.json").read_text())
+    assert {each["category_id"] for each in predicted} <= {1, 3}
+
+
+@without_pictures
+def test_chosen_classes_can_be_evaluated_as_one(measure):
+    found, _ = measure("--classes", "disc", "bar", "--single-cls")
+    assert set(found.detections.class_ids.tolist()) <= {0}
+    assert len(found.truth.class_ids) == 12
+    # The scores are those of these classes: with all of them there are more detections.
+    everything, _ = measure("--single-cls")
+    assert 0 < len(found.detections.scores) < len(everything.detections.scores)
 
 
 # ---------------------------------------------------------------------- tiles

@@ -1,7 +1,7 @@
 """A model's detections on a split, gathered from all processes, and their metrics."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ def predict_split(
     confidence: float = 0.001,
     iou: float = 0.6,
     max_detections: int = 300,
+    class_ids: Sequence[int] | None = None,
     title: str = "val",
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
@@ -86,6 +87,8 @@ def predict_split(
         confidence: lowest score of a detection.
         iou: NMS IoU threshold, unless the model has its own.
         max_detections: how many to keep per image, over all classes.
+        class_ids: the model's classes that are those of the labels, ascending; None: all. The
+            others are detected as well, and then removed, so that the AP of a class is the same.
         title: of the progress bar.
         active: whether the bar is shown.
         interrupted: called before each batch; whether to stop.
@@ -148,7 +151,7 @@ def predict_split(
     milliseconds = _times_per_image(clock, batches.waited, len(loader.labels), world)
     return SplitPredictions(
         loader.labels.whole,
-        _as_detections(gathered, loader.labels.whole),
+        _as_detections(_of_classes(gathered, class_ids), loader.labels.whole),
         dict(zip(terms, means, strict=True)),
         milliseconds,
     )
@@ -195,6 +198,18 @@ def evaluate_split(
 ) -> Evaluation:
     """Return the metrics of `model` on all images of `loader`. options: of `predict_split`."""
     return predict_split(model, loader, world, **options).evaluate()
+
+
+def _of_classes(rows: NDArray[np.float64], class_ids: Sequence[int] | None) -> NDArray[np.float64]:
+    """Return the rows of these classes, which become 0, 1, ...; all rows for None.
+
+    rows: [D, 7], see ImageDetections.rows. class_ids: ascending.
+    """
+    if class_ids is None:
+        return rows
+    chosen = rows[np.isin(rows[:, 1], class_ids)]
+    chosen[:, 1] = np.searchsorted(class_ids, chosen[:, 1])
+    return chosen
 
 
 def _as_detections(rows: NDArray[np.float64], labels: Labels) -> Detections:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from data import Dataset, Images, Transforms
+from data import Dataset, Draws, Images, Transforms
 from data.dataset_yaml import find_data, find_hyp
 from data.layouts import is_other_path
 from models.detector import Detector
@@ -34,6 +34,7 @@ from training.checkpoints.resume import (
 from training.checkpoints.status import FINISHED, RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.augmentations import build_transforms, report_change, text_digest, with_text
+from training.settings.class_weights import choose_class_weights, describe_class_weights
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
@@ -113,8 +114,8 @@ class Run:
         if self.saved is None:
             if self.config.hyp == AUTO:
                 self._choose_recipe(data, trained)
-            chosen = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
-            self.world.require_same("the recipe", chosen | self.hyp.as_dict())
+            recipe = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
+            self.world.require_same("the recipe", recipe | self.hyp.as_dict())
 
         # The batch size that is used: measured for -1, and limited by the number of images.
         labels = data.labels["train"]
@@ -132,11 +133,32 @@ class Run:
                 say=say,
             )
             batch = replace(batch, size=size)
-        batch = batch.limited_to(len(labels), say)
+        batch = batch.limited_to(data.draws.least_per_pass, say)
 
-        # stored in the checkpoint: another number of processes resumes with the same batch size
-        self.config = replace(self.config, batch_size=batch.size)
+        # stored in the checkpoint: another number of processes resumes with the same batch size,
+        # and other files with the same classes and weights
+        self.config = replace(
+            self.config,
+            batch_size=batch.size,
+            classes=tuple(data.chosen_words),
+            class_weights=self._class_weights(data, say),
+        )
         return self.config, self.hyp, batch
+
+    def _class_weights(self, data: Dataset, say: Say) -> tuple[str, ...]:
+        """Return the final value of --class-weights; log it."""
+        if not self.config.class_weights:
+            return ()
+        words = choose_class_weights(
+            self.config.class_weights,
+            data.names,
+            data.labels["train"],
+            data.draws,
+            known=data.spec.names,
+        )
+        self.world.require_same("--class-weights", list(words))
+        say(describe_class_weights(words))
+        return words
 
     def _choose_recipe(self, data: Dataset, trained: TrainedWeights | None) -> None:
         cfg = self.config
@@ -147,7 +169,7 @@ class Run:
 
         self.recipe = choose_recipe(
             cfg.optimizer,
-            images=len(data.labels["train"]),
+            images=data.draws.least_per_pass,
             epochs=cfg.epochs,
             classes=len(data.names),
             trained=trained,
@@ -171,10 +193,10 @@ class Run:
             versions={"kestrel": __version__, "torch": str(torch.__version__)},
         )
 
-    def restore(self, state: TrainState[Any], images: int) -> None:
+    def restore(self, state: TrainState[Any], draws: Draws) -> None:
         """Load the checkpoint into `state`; a new run does nothing.
 
-        images: number of training images.
+        draws: how often an epoch draws each training image.
 
         Raises ValueError if the checkpoint does not fit.
         """
@@ -185,8 +207,8 @@ class Run:
             progress = state.progress
             progress.batch = batch_after_resize(
                 progress.batch,
-                epoch=progress.epoch,
-                images=images,
+                first=draws.before(progress.epoch),
+                end=draws.before(progress.epoch + 1),
                 before=self.saved.description.config["batch_size"],
                 now=state.batch.size,
             )
@@ -207,7 +229,9 @@ class Run:
         data.save(self.folder)
         if data.is_written:
             # its YAML has the final classes
-            self.config = replace(self.config, data=(str(data.file),), names=(), merge=())
+            self.config = replace(
+                self.config, data=(str(data.file),), names=(), merge=(), data_weights=()
+            )
         if not self.world.is_main:
             return
 

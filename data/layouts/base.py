@@ -21,6 +21,7 @@ class Choices:
     names: tuple[str, ...] = ()  # of the classes
     merge: tuple[str, ...] = ()  # OLD=NEW: classes that are renamed, or joined with others
     strict: bool = False  # refuse data in which something looks like a mistake
+    weights: tuple[float, ...] = ()  # of the training images of each data set that is joined
 
 
 class Layout(NamedTuple):
@@ -34,11 +35,18 @@ class Layout(NamedTuple):
     labels: tuple[Path, ...] = ()  # as in DataSpec, like the following
     label_names: Mapping[Path, Mapping[str, str]] = {}
     keypoints: tuple[int, int] | None = None
+    weights: Mapping[Path, float] = {}
 
     @property
     def root(self) -> Path:
         """The folder that the names of its images are relative to."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def weighted(self, weight: float) -> "Layout":
+        """Return the same data set with all of its training images drawn more or less often."""
+        sources = (*self.splits.get("train", ()), *self.splits.get(UNASSIGNED, ()))
+        weights = {source: weight * self.weights.get(source, 1.0) for source in sources}
+        return self._replace(weights=weights)
 
     @property
     def label_sources(self) -> tuple[Path, ...]:

@@ -53,7 +53,9 @@ def are_numbers(names: Iterable[str]) -> bool:
     return all(name.isdecimal() for name in names)
 
 
-def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> list[str]:
+def check_listed_names(
+    names_of: Mapping[Path, Sequence[str]], root: Path, *, mixed: bool = False
+) -> list[str]:
     """Compare a data YAML's names with the lists that tools write beside YOLO's label files.
 
     Return a sentence for each list with other spellings.
@@ -61,9 +63,11 @@ def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> li
     Args:
         names_of: for each folder and list of images, the classes that its labels should have.
         root: the folder of the data set.
+        mixed: whether the sources are data sets that are mixed with weights.
 
     Raises ValueError with both lists if one has the same names in another order, or another number
-    of them: then the numbers in the label files mean other classes.
+    of them: then the numbers in the label files mean other classes. If data sets are mixed, also if
+    it has other names.
     """
     notes = []
     checked: set[str] = set()
@@ -74,11 +78,11 @@ def check_listed_names(names_of: Mapping[Path, Sequence[str]], root: Path) -> li
         for listed in listed_names(source, root):
             if listed.origin not in checked and listed.names != names:
                 checked.add(listed.origin)
-                notes.append(_other_spelling(listed, names))
+                notes.append(_other_spelling(listed, names, mixed=mixed))
     return notes
 
 
-def _other_spelling(listed: ClassNames, names: Sequence[str]) -> str:
+def _other_spelling(listed: ClassNames, names: Sequence[str], *, mixed: bool) -> str:
     """Return what is said of a list that spells the classes of a data YAML in another way.
 
     Raises ValueError with both if it names other classes.
@@ -94,6 +98,8 @@ def _other_spelling(listed: ClassNames, names: Sequence[str]) -> str:
     same_names = sorted(listed_spellings) == sorted(spellings)
     if same_names and listed_spellings != spellings:
         raise ValueError(f"{where} lists the classes in another order: {both}: {advice}")
+    if mixed and not same_names:
+        raise ValueError(f"{where} names other classes than the data that it is mixed with: {both}")
     return f"{where} spells the classes in another way: {both}"
 
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from data.dataset_yaml import FOLDER, DataSpec, find_data, read_data_yaml
+from data.dataset_yaml import (
+    ALLOWED_WEIGHTS,
+    FOLDER,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    DataSpec,
+    find_data,
+    read_data_yaml,
+)
 from data.fetching import fetch_data, require_finished
 from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
@@ -20,7 +28,7 @@ from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
 from utils.files.folders import cache_folder, make_folder, temporary_cache_folder
 from utils.files.writers import write_text
-from utils.printable import printable
+from utils.printable import counted, printable
 
 
 class Given(NamedTuple):
@@ -54,6 +62,7 @@ def open_data(
     or if it is not known what lies at a path.
     """
     choices = choices or Choices()
+    _check_weights(choices.weights, names)
     cache = cache_folder(cache_dir)
     given = [_given(name, cache, download=download) for name in names]
 
@@ -69,6 +78,9 @@ def open_data(
             for one in given:
                 _require_train(one.spec)
         layouts = [one.layout for one in given]
+        if choices.weights:
+            pairs = zip(layouts, choices.weights, strict=True)
+            layouts = [layout.weighted(weight) for layout, weight in pairs]
         folder = _written_folder([one.path for one in given], choices, cache)
         spec = write_data_set(layouts, choices, folder, cache=cache, needs_train=needs_train)
         notes = (*_notes(given), *spec.notes)
@@ -160,6 +172,7 @@ def _given_yaml(path: Path, file: Path, *, download: bool) -> Given:
         labels=spec.labels,
         label_names=spec.label_names,
         keypoints=spec.keypoints,
+        weights=spec.weights,
     )
     return Given(path, layout, spec)
 
@@ -181,7 +194,7 @@ def _compared_with_lists(given: Given, splits: Sequence[str]) -> list[str]:
     for source in filter(os.path.exists, sources):
         names_of[source] = list(layout.label_names.get(source, layout.names.names))
     root = layout.root if given.spec is None else given.spec.root
-    return check_listed_names(names_of, root)
+    return check_listed_names(names_of, root, mixed=bool(layout.weights))
 
 
 def _is_complete(spec: DataSpec, splits: Sequence[str], choices: Choices) -> bool:
@@ -189,6 +202,18 @@ def _is_complete(spec: DataSpec, splits: Sequence[str], choices: Choices) -> boo
     wants_val = "val" in splits and choices.val_split > 0
     lacks_val = wants_val and not spec.val and bool(spec.train)
     return not lacks_val and not choices.merge
+
+
+def _check_weights(weights: Sequence[float], names: Sequence[str]) -> None:
+    """Raise ValueError for weights of --data-weights that are not allowed for these data sets."""
+    if not weights:
+        return
+    for weight in weights:
+        if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+            raise ValueError(f"--data-weights {weight:g}: {ALLOWED_WEIGHTS}")
+    if len(weights) != len(names) or len(names) == 1:
+        given = f"{counted(len(weights), 'weight')} for {counted(len(names), 'data set')}"
+        raise ValueError(f"--data-weights: {given}: give several --data, and a weight for each")
 
 
 def _require_train(spec: DataSpec | None) -> None:

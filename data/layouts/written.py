@@ -24,17 +24,19 @@ from utils.files.writers import write_text, write_yaml
 from utils.printable import counted, excerpt, printable
 
 LISTS = {split: f"{split}.txt" for split in SPLITS}
+WEIGHTED_LIST = "train-weight-{:g}.txt"  # of the training images of one weight
 GROUP_NOT_USED = "--group is not used, because no image is held out"
 SHOWN_NAMES = 100  # characters
 Splits = Mapping[str, Sequence[Path]]
 
 
 class PlacedImage(NamedTuple):
-    """An image, its name below the folder of its data set, and the split of the tool."""
+    """An image, its name below the folder of its data set, the tool's split, and its weight."""
 
     path: str
     name: str
     split: str
+    weight: float
 
 
 def write_data_set(
@@ -91,19 +93,33 @@ def write_data_set(
         notes.append(GROUP_NOT_USED)
     notes += _notes_of_unused(unused, len(images) - sum(map(len, divided.values())))
 
+    # Training images of each weight are in a list of their own.
+    files = {LISTS[split]: paths for split, paths in lists.items()}
     entries = _entries(splits, lists, labels, classes)
+    weights = _joined_weights(layouts)
+    if weights and "train" in lists:
+        weight_of = {image.path: image.weight for image in images}
+        by_weight = _lists_by_weight(lists["train"], weight_of)
+        del files[LISTS["train"]]
+        files |= {name: paths for name, (_, paths) in by_weight.items()}
+        entries["train"] = [_entry(name, weight) for name, (weight, _) in by_weight.items()]
+    elif weights:
+        sources = splits.get("train", ())
+        entries["train"] = [_entry(str(path), weights.get(path, 1.0)) for path in sources]
     if keypoints is not None:
         entries["kpt_shape"] = list(keypoints)
-    file = _write(folder, entries, lists)
+    file = _write(folder, entries, files)
     given = " ".join(str(layout.path) for layout in layouts)
     return replace(read_data_yaml(file), notes=tuple(notes), written_for=given)
 
 
 def copy_to(spec: DataSpec, folder: Path) -> None:
     """Copy the YAML that `write_data_set` has written, and its lists, into a folder."""
-    for name in (RUN_DATA, *LISTS.values()):
+    own_lists = [path for path in spec.train or () if path.parent == spec.file.parent]
+    names = [RUN_DATA, *LISTS.values(), *(path.name for path in own_lists)]
+    for name in dict.fromkeys(names):
         file = spec.file.with_name(name)
-        if file.exists():
+        if file.is_file():
             shutil.copyfile(file, folder / name)
 
 
@@ -153,6 +169,38 @@ def _keypoints(layouts: Sequence[Layout]) -> tuple[int, int] | None:
         shapes = ", ".join(sorted(str(list(shape)) if shape else "none" for shape in found))
         raise ValueError(f"the data sets differ in 'kpt_shape': {shapes}")
     return layouts[0].keypoints
+
+
+def _joined_weights(layouts: Sequence[Layout]) -> dict[Path, float]:
+    """Return the weights of sources, other than 1; of one in several layouts that of the first."""
+    joined: dict[Path, float] = {}
+    for layout in layouts:
+        for split in ("train", UNASSIGNED):
+            for source in layout.splits.get(split, ()):
+                joined.setdefault(source, layout.weights.get(source, 1.0))
+    return {source: weight for source, weight in joined.items() if weight != 1}
+
+
+def _lists_by_weight(
+    paths: Sequence[str], weight_of: Mapping[str, float]
+) -> dict[str, tuple[float, list[str]]]:
+    """Return the lists of the images of each weight: by their file names, the weight and the paths.
+
+    >>> _lists_by_weight(["a", "b", "c"], {"a": 1.0, "b": 2.0, "c": 1.0})
+    {'train.txt': (1.0, ['a', 'c']), 'train-weight-2.txt': (2.0, ['b'])}
+    """
+    by_weight: dict[str, tuple[float, list[str]]] = {}
+    for path in paths:
+        weight = weight_of[path]
+        name = LISTS["train"] if weight == 1 else WEIGHTED_LIST.format(weight)
+        _, listed = by_weight.setdefault(name, (weight, []))
+        listed.append(path)
+    return by_weight
+
+
+def _entry(path: str, weight: float) -> str | dict[str, object]:
+    """Return an entry of the train split of a data YAML."""
+    return path if weight == 1 else {"path": path, "weight": weight}
 
 
 def _images_to_be_divided(
@@ -225,7 +273,9 @@ def _images(
             contents = format_of(source).images(source, read_as)
             for image in contents.images:
                 relative = os.path.relpath(image.path, layout.root).replace(os.sep, "/")
-                images.setdefault(image.path, PlacedImage(image.path, relative, image.split))
+                weight = layout.weights.get(source, 1.0)
+                placed = PlacedImage(image.path, relative, image.split, weight)
+                images.setdefault(image.path, placed)
             problems += contents.problems
     return list(images.values()), problems
 
@@ -261,7 +311,8 @@ def _held_out(
         notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
 
     moved = _in_list(folder / LISTS["val"], held_out.train)
-    moved += _in_list(folder / LISTS["train"], held_out.val)
+    for file in folder.glob("train*.txt"):
+        moved += _in_list(file, held_out.val)
     if moved:
         notes.append(
             f"{counted(moved, 'image')} in another split than the last time: new images have "
@@ -337,10 +388,12 @@ def _entries(
 
 
 def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequence[str]]) -> Path:
-    """Write the YAML of a data set, and its lists of images; return the path of the YAML."""
+    """Write the YAML of a data set, and its lists of images by their file names; return the YAML's
+    path.
+    """
     make_folder(folder, "--cache-dir")
-    for split, paths in lists.items():
-        write_text(folder / LISTS[split], "".join(f"{path}\n" for path in paths))
+    for name, paths in lists.items():
+        write_text(folder / name, "".join(f"{path}\n" for path in paths))
     file = folder / RUN_DATA
     write_yaml(file, entries)
     return file

@@ -130,10 +130,14 @@ class MergedClasses(Combined):
 
 
 class ReorderedClasses(Combined):
-    """Predicts the same boxes with classes in another order: class k is the member's order[k]."""
+    """Predicts the same boxes with classes in another order, or only some of them.
+
+    Class k is the member's order[k].
+    """
 
     def __init__(self, member: Backend, order: Sequence[int]) -> None:
         super().__init__([member])
+        self.num_classes = len(order)
         self._order = torch.tensor(list(order), device=member.device)
 
     def predict(self, images: Tensor, confidence: float = 0.0) -> Prediction:

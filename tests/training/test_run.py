@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from data import Draws
 from tests.support.small_run import (
     CPU,
     NAMES,
@@ -72,9 +73,13 @@ MAY_NOT_CHANGE = {
     "group": "a",
     "names": ("a", "b"),
     "merge": ("a=b",),
+    "classes": ("a",),
+    "data_weights": (2.0, 1.0),
     "strict": True,
     "optimizer": "AdamW",
     "image_weights": True,
+    "repeat_factor": 0.1,
+    "class_weights": ("auto",),
     "sync_bn": True,
     "shard": True,
     "checkpoint_activations": True,
@@ -105,6 +110,11 @@ class FakeData:
     names: list = field(default_factory=lambda: list(NAMES))
     digests: dict = field(default_factory=lambda: {"train": "abc", "val": "def"})
     labels: dict = field(default_factory=lambda: {"train": range(200), "val": range(9)})  # images
+    chosen_words: tuple = ()
+
+    @property
+    def draws(self) -> Draws:
+        return Draws.once(len(self.labels["train"]))
 
     def save(self, folder: Path) -> None:
         """Nothing: a user has written the YAML, unless is_written is set."""
@@ -394,7 +404,7 @@ def test_description_has_settings_hyperparameters_and_data(tmp_path):
 def test_restored_state_continues_where_the_checkpoint_was_saved(tmp_path):
     run = resumed_run(saved_run(tmp_path / "exp", epochs=2, batch=3))
     state = small_state()
-    run.restore(state, images=160)
+    run.restore(state, Draws.once(160))
     progress = state.progress
     assert (progress.epoch, progress.batch, len(progress.results)) == (2, 3, 2)
     assert progress.early_stopping.best_epoch == 0
@@ -405,13 +415,13 @@ def test_restored_state_of_another_batch_size_has_trained_as_many_images(tmp_pat
     """160 images: 3 batches of 16 are 48 images, or 6 batches of 8."""
     run = resumed_run(saved_run(tmp_path / "exp", batch=3), batch_size=8)
     state = small_state(batch_size=8)
-    run.restore(state, images=160)
+    run.restore(state, Draws.once(160))
     assert (state.progress.epoch, state.progress.batch) == (1, 6)
 
 
 def test_new_run_restores_nothing(tmp_path):
     state = small_state()
-    new_run(tmp_path).restore(state, images=160)
+    new_run(tmp_path).restore(state, Draws.once(160))
     assert (state.progress.epoch, state.progress.batch) == (0, 0)
 
 
@@ -425,7 +435,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=rf"^{re.escape(str(last))}: is damaged, or was written by another program"
     ):
-        run.restore(small_state(), images=160)
+        run.restore(small_state(), Draws.once(160))
 
 
 # ---------------------------------------------------------------------- folder

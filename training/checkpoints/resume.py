@@ -186,7 +186,7 @@ def _refuse_if_done(cfg: TrainConfig, trained: int, *, stopped: bool) -> None:
         )
 
 
-def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now: int) -> int:
+def batch_after_resize(batch: int, *, first: int, end: int, before: int, now: int) -> int:
     """Return how many batches of an epoch are trained after the batch size changes within it.
 
     Epochs are consecutive parts of one stream of samples. Samples that do not fill a batch of the
@@ -195,21 +195,21 @@ def batch_after_resize(batch: int, *, epoch: int, images: int, before: int, now:
 
     Args:
         batch: how many batches of the old size are trained.
-        epoch: counted from 0.
-        images: in an epoch.
+        first: the number of samples in all epochs before.
+        end: that with this epoch.
         before: the old batch size.
         now: the new batch size.
 
-    >>> batch_after_resize(3, epoch=0, images=100, before=16, now=8)
+    >>> batch_after_resize(3, first=0, end=100, before=16, now=8)
     6
-    >>> batch_after_resize(3, epoch=1, images=100, before=16, now=10)
+    >>> batch_after_resize(3, first=100, end=200, before=16, now=10)
     4
     """
-    first = epoch * images // now
-    batches_of_epoch = (epoch + 1) * images // now - first
+    first_batch = first // now
+    batches_of_epoch = end // now - first_batch
 
     trained = batch
     if before != now:
-        samples = (epoch * images // before + batch) * before
-        trained = max(samples // now - first, 0)
+        samples = (first // before + batch) * before
+        trained = max(samples // now - first_batch, 0)
     return min(trained, batches_of_epoch)

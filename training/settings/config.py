@@ -30,7 +30,17 @@ CHOICES = {
     "cache": ("auto", "ram", "disk", "device", "off"),
 }
 # fields with several values
-LISTS = ("data", "names", "merge", "freeze", "augmentations", "loggers")
+LISTS = (
+    "data",
+    "data_weights",
+    "names",
+    "merge",
+    "classes",
+    "class_weights",
+    "freeze",
+    "augmentations",
+    "loggers",
+)
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -69,6 +79,8 @@ class TrainConfig:
     group: str = ""
     names: tuple[str, ...] = ()
     merge: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    data_weights: tuple[float, ...] = ()
     strict: bool = False
     hyp: str = "auto"
     augmentations: tuple[str, ...] = ()  # a file; in a run also its text
@@ -89,6 +101,8 @@ class TrainConfig:
     optimizer: str = "auto"
     workers: int = 8
     image_weights: bool = False
+    repeat_factor: float = 0.0
+    class_weights: tuple[str, ...] = ()
     sync_bn: bool = False
     shard: bool = False
     checkpoint_activations: bool = False
@@ -130,7 +144,9 @@ class TrainConfig:
         require(integers, "--freeze: layer numbers must be whole numbers")
         paths = all(type(path) is str for path in self.data)
         require(paths and bool(self.data), "--data: give one path or more")
-        for name in ("names", "merge", "augmentations", "loggers"):
+        numbers = all(type(weight) in (int, float) for weight in self.data_weights)
+        require(numbers, "--data-weights: give numbers")
+        for name in ("names", "merge", "classes", "class_weights", "augmentations", "loggers"):
             texts = all(type(text) is str and text for text in getattr(self, name))
             require(texts, f"{flag(name)}: give texts that are not empty")
 
@@ -168,6 +184,11 @@ class TrainConfig:
             0 <= self.label_smoothing < 1,
             "choose a number from 0 to below 1",
         )
+        self._require(
+            "repeat_factor",
+            0 <= self.repeat_factor <= 1,
+            "choose the share of images below which a class is rare, up to 1; 0: repeat none",
+        )
         starts_at_0 = all(number >= 0 for number in self.freeze)
         require(starts_at_0, f"--freeze {list(self.freeze)}: layer numbers start at 0")
         self._require(
@@ -203,6 +224,15 @@ class TrainConfig:
         require(
             not self.entity or "wandb" in self.loggers or bool(self.resume),
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
+        )
+        require(
+            not (self.image_weights and self.repeat_factor),
+            "--image-weights and --repeat-factor cannot be used together: both choose how often "
+            "images are drawn",
+        )
+        require(
+            not (self.class_weights and self.single_cls),
+            "--class-weights and --single-cls cannot be used together: there is one class",
         )
         require(
             not (self.rect and self.multi_scale), "--rect and --multi-scale cannot be used together"
