@@ -7,7 +7,7 @@ killed after a checkpoint and before a logger has its records, they are in this 
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ SAVED = "saved"  # the key of a line that says how many records a checkpoint cov
 class Kept:
     """What a resumed run keeps of its journal.
 
-    restarts: records are taken back that loggers may have.
+    restarts: records are taken back, or lost, that loggers may have.
     """
 
     records: list[Record]
@@ -75,7 +75,8 @@ def kept_of(file: Path, covered: int, epochs: int) -> Kept:
 
     # After the last checkpoint of a run come its evaluation and pictures, and nothing else.
     trained_again = [record for record in beyond if record.kind in (STEPS, EPOCH)]
-    restarts = any(record.number < saved for record in trained_again)
+    taken_back = any(record.number < saved for record in trained_again)
+    restarts = taken_back or len(records) < covered  # the journal is damaged or gone
     for record in beyond:
         of_this_state = record.kind == PICTURE and record.epoch <= epochs
         is_final = record.kind == EVALUATION and record.number < saved and not restarts
@@ -89,21 +90,21 @@ def kept_of(file: Path, covered: int, epochs: int) -> Kept:
 def read_journal(file: Path) -> tuple[list[Record], int]:
     """Return the records of a journal, and how many of them a checkpoint was said to cover.
 
-    They end where the file is damaged, or within a line.
+    They end where the file is damaged, or within a line. The file may come from somebody else.
     """
-    if not file.exists():
-        return [], 0
     records: list[Record] = []
     saved = 0
-    with suppress(ValueError, TypeError):  # damaged from there on
-        for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not line.endswith("\n"):
+    if not file.is_file():
+        return records, saved
+    with open(file, "rb") as lines, suppress(ValueError, TypeError, RecursionError):
+        for line in lines:  # until one is damaged
+            values = json.loads(line) if line.endswith(b"\n") else None
+            if not isinstance(values, dict):
                 break
-            values = json.loads(line)
             if SAVED in values:
-                saved = int(values[SAVED])
+                saved = _checked(values[SAVED], int)
             else:
-                records.append(_record(values, len(records)))
+                records.append(_checked_record(values, len(records)))
     return records, saved
 
 
@@ -129,10 +130,29 @@ class JournalReader:
 
 
 def _line(record: Record) -> str:
-    values = asdict(record)
+    values = vars(record) | {"classes": [vars(result) for result in record.classes]}
     del values["number"]  # of the line
     present = {name: value for name, value in values.items() if value not in ({}, "", (), [])}
     return json.dumps(present) + "\n"
+
+
+def _checked_record(values: dict[str, Any], number: int) -> Record:
+    """Return a record. Raises TypeError if a value is not of its type."""
+    record = _record(values, number)
+    for text in (record.kind, record.file, record.digest):
+        _checked(text, str)
+    for count in (record.step, record.epoch):
+        _checked(count, int)
+    for value in (record.time, *record.values.values()):
+        _checked(value, int, float)
+    return record
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    """Return the value. Raises TypeError if it is of none of these types."""
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is not of {kinds}")
+    return value
 
 
 def _record(values: dict[str, Any], number: int) -> Record:

@@ -17,7 +17,7 @@ from utils.loggers.base import (
 )
 from utils.optional_packages import import_all_optional, import_optional
 
-HEADER = struct.Struct("<QI")  # of an entry: length of its data, checksum
+HEADER = struct.Struct("<QI")  # of an entry: length of its data, checksum of that
 FOOTER_BYTES = 4  # a checksum
 PREFIX = "events.out.tfevents"
 HPARAMS = "_hparams_/"  # how the tags of hyper-parameters begin
@@ -26,6 +26,7 @@ MODULES = (
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.compat.proto.summary_pb2",
     "tensorboard.summary.writer.record_writer",
+    "google.protobuf.message",
 )
 
 
@@ -41,10 +42,11 @@ class TensorBoardLogger(Logger):
 
     def prepare(self) -> str:
         import_optional("tensorboard", "--tensorboard")
-        self.summary, event, summaries, writer = import_all_optional(MODULES, "--tensorboard")
+        self.summary, event, summaries, writer, message = import_all_optional(MODULES, "--tensorboard")
         self.Event: Any = event.Event
         self.Summary: Any = summaries.Summary
         self.RecordWriter: Any = writer.RecordWriter
+        self.DecodeError: Any = message.DecodeError
         return ""
 
     def start(self, run: LoggedRun) -> int:
@@ -53,7 +55,8 @@ class TensorBoardLogger(Logger):
         if not name.startswith(PREFIX):
             name = ""
         before = run.folder / name
-        if name and before.is_file() and run.resumed and not run.restarts:
+        is_ours = before.is_file() and not before.is_symlink()  # the folder may be a stranger's
+        if name and is_ours and run.resumed and not run.restarts:
             self.stream: BinaryIO = open(before, "r+b")  # noqa: SIM115
             known = self._count_and_repair()
         else:
@@ -89,11 +92,17 @@ class TensorBoardLogger(Logger):
         self.writer.write(event.SerializeToString())
 
     def _count_and_repair(self) -> int:
-        """Return how many records the file holds; cut off what is not complete behind them."""
+        """Return how many records the file holds; cut off what is not complete behind them.
+
+        What comes after damage is cut off, too, and written again.
+        """
         count = 0
         end = 0
         for data in entries_of(self.stream):
-            event = self.Event.FromString(data)
+            try:
+                event = self.Event.FromString(data)
+            except self.DecodeError:
+                break
             tags = [value.tag for value in event.summary.value]
             is_record = event.HasField("summary") and not any(
                 tag.startswith(HPARAMS) for tag in tags
@@ -162,13 +171,18 @@ class TensorBoardLogger(Logger):
 
 
 def entries_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the data of each complete entry of an event file, which is a TFRecord file."""
+    """Yield the data of each complete entry of an event file, which is a TFRecord file.
+
+    They end where a length is not followed by as many bytes.
+    """
+    file_end = os.fstat(stream.fileno()).st_size
     while True:
         header = stream.read(HEADER.size)
         if len(header) < HEADER.size:
             return
         length, _ = HEADER.unpack(header)
-        data = stream.read(length + FOOTER_BYTES)
-        if len(data) < length + FOOTER_BYTES:
+        if stream.tell() + length + FOOTER_BYTES > file_end:
             return
-        yield data[:length]
+        data = stream.read(length)
+        stream.seek(FOOTER_BYTES, os.SEEK_CUR)
+        yield data

@@ -246,7 +246,16 @@ def run_in(folder: Path, *, restarts: bool = False) -> LoggedRun:
     )
 
 
-def test_torn_tensorboard_event_is_cut_off(tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[:-3],
+        lambda whole: whole[:-30] + b"\xff" * 30,  # of a power cut
+        lambda whole: whole + b"\xff" * 40,
+    ],
+    ids=["torn", "wrong data", "wrong length"],
+)
+def test_damaged_tensorboard_event_is_cut_off(tmp_path, damage):
     pytest.importorskip("tensorboard", reason="an optional package")
     from tests.utils.loggers.test_sink import record
 
@@ -261,11 +270,10 @@ def test_torn_tensorboard_event_is_cut_off(tmp_path):
     first.finish("interrupted")
     (file,) = tmp_path.glob("*tfevents*")
     whole = file.read_bytes()
-    file.write_bytes(whole[:-3])
+    file.write_bytes(damage(whole))
 
     second, known = open_log()
-    assert known == 1
-    second.log([record(1)])
+    second.log([record(0), record(1)][known:])
     second.finish("finished")
     assert file.read_bytes() == whole
 
@@ -274,3 +282,22 @@ def test_torn_tensorboard_event_is_cut_off(tmp_path):
     third.finish("finished")
     (file,) = tmp_path.glob("*tfevents*")
     assert file.read_bytes() != whole
+
+
+def test_tensorboard_writes_to_no_file_that_a_link_names(tmp_path):
+    """The run folder may come from somebody else."""
+    pytest.importorskip("tensorboard", reason="an optional package")
+    theirs = tmp_path / "notes.txt"
+    theirs.write_text("theirs")
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    link = folder / "events.out.tfevents.1"
+    link.symlink_to(theirs)
+    run = run_in(folder)
+    run.keep(file=link.name)
+
+    logger = LOGGERS["tensorboard"]()
+    logger.prepare()
+    assert logger.start(run) == 0
+    logger.finish("finished")
+    assert theirs.read_text() == "theirs"

@@ -399,7 +399,22 @@ def test_journal_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "torn", ['{"kind": "st', '{"kind": "steps"', "\x00\x00\n", "{}\n", "[1]\n"]
+    "torn",
+    [
+        '{"kind": "st',
+        '{"kind": "steps"',
+        "\x00\x00\n",
+        "{}\n",
+        "[1]\n",
+        # of somebody else
+        '"a"\n',
+        "[" * 100_000 + "\n",
+        '{"saved": Infinity}\n',
+        '{"kind": "epoch", "time": 1, "step": "2", "epoch": 1}\n',
+        '{"kind": "epoch", "time": 1, "step": 2, "epoch": 1, "values": {"a": "b"}}\n',
+        '{"kind": "picture", "time": 1, "step": 2, "epoch": 1, "file": []}\n',
+    ],
+    ids=range(11),
 )
 def test_journal_ends_before_a_torn_line(tmp_path, torn):
     file = tmp_path / "a.jsonl"
@@ -422,7 +437,9 @@ def test_journal_ends_before_a_torn_line(tmp_path, torn):
         # an older checkpoint: what loggers have is taken back
         ([STEPS, STEPS, EVALUATION], 3, 1, [0], True),
         ([], 0, 0, [], False),
-        ([], 0, 5, [], False),
+        # damaged, or gone: loggers may have more than it
+        ([], 0, 5, [], True),
+        ([STEPS, STEPS], 2, 5, [0, 1], True),
     ],
 )
 def test_records_that_a_resumed_run_keeps(tmp_path, kinds, saved, covered, kept, restarts):
