@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable
 from types import ModuleType
 
+from utils.printable import one_line
+
 
 def import_optional(package: str, purpose: str, how: str = "") -> ModuleType:
     """Import an optional package, or a module of one, and return it.
@@ -38,12 +40,12 @@ def import_all_optional(packages: Iterable[str], purpose: str, how: str = "") ->
         try:
             importlib.import_module(name)
             imported.append(importlib.import_module(package))
-        except ImportError as error:
+        except Exception as error:  # of a broken package, for example one for another numpy
             if name in names:
                 continue
             names.append(name)
-            if error.name != name:
-                reasons.append(str(error))
+            if getattr(error, "name", None) != name:
+                reasons.append(one_line(error))
 
     if names:
         listed = f"the package {names[0]}"

@@ -37,12 +37,19 @@ def test_several_missing_packages_are_named_once_each(monkeypatch):
     assert import_all_optional([], "a test") == []
 
 
-def test_package_that_is_installed_but_broken_is_shown_with_the_reason(monkeypatch, tmp_path):
-    (tmp_path / "broken_package.py").write_text("import no_such_part")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_part", "No module named 'no_such_part'"),
+        ("import math; math.no_such_name", "module 'math' has no attribute 'no_such_name'"),
+    ],
+)
+def test_package_that_is_installed_but_broken_is_shown_with_the_reason(
+    monkeypatch, tmp_path, code, reason
+):
+    (tmp_path / "broken_package.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"pip install broken_package \(No module named 'no_such_part'\)$"
-    ):
+    with pytest.raises(ValueError, match=rf"pip install broken_package \({reason}\)$"):
         import_optional("broken_package", "a test")
 
 
