@@ -232,6 +232,7 @@ from training import (
     EpochValidation,
     NonFiniteError,
     Run,
+    RunStatus,
     SaveTrigger,
     StepReports,
     TrainingReport,
@@ -250,7 +251,6 @@ from training import (
     next_steps,
     open_run,
     place_model,
-    recorded_end,
     refuse_mostly_skipped,
     set_training,
     start_model,
@@ -404,6 +404,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
 
     # The run folder: created only after all checks have passed
     run.open_folder(data, log.say)
+    log.attach(RunStatus(run.folder, progress))
     pictures_wanted = world.is_main and not cfg.noplots
     described = state.describe(len(loaders.train), cfg.optimizer)
     facts = model_facts(cfg, model, described, run.recipe)
@@ -461,8 +462,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
     )
 
     # Train
-    recorded = recorded_end(run.folder, progress, active=world.is_main)
-    with recorded, checkpoints, trigger, advice:
+    with checkpoints, trigger, advice:
         validation.finish_pending()  # that of a resumed run's last epoch
         if run.saved:
             checkpoints.restore_best(log.say, done=progress.finished(cfg.epochs))

@@ -35,11 +35,12 @@ from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
 from training import evaluation, state
 from training.checkpoints.contents import ENTRIES, FORMAT, Checkpoint, checked_checkpoint
 from training.checkpoints.resume import find_last, resumed_config
-from training.checkpoints.status import FINISHED, RUNNING, write_status
+from training.checkpoints.status import RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from utils.distributed import session
 from utils.files import atomic, checkpoint_file
+from utils.log import FINISHED
 from utils.plots import batches, confusion, operating, results
 from utils.plots.pictures import Pictures
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.batch_size.find import find_batch_size
     from training.checkpoints.manager import CheckpointManager
     from training.checkpoints.preemption import SaveTrigger
-    from training.checkpoints.status import recorded_end
+    from training.checkpoints.status import RunStatus
     from training.compiled_loss import compile_loss
     from training.ema import EMA
     from training.evaluation import (
@@ -54,7 +54,7 @@ __all__, __getattr__ = lazy_listing(
         "global_batch": ["GlobalBatch"],
         "checkpoints.manager": ["CheckpointManager"],
         "checkpoints.preemption": ["SaveTrigger"],
-        "checkpoints.status": ["recorded_end"],
+        "checkpoints.status": ["RunStatus"],
         "compiled_loss": ["compile_loss"],
         "ema": ["EMA"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],

@@ -31,7 +31,7 @@ from training.checkpoints.resume import (
     resumed_config,
     run_folder,
 )
-from training.checkpoints.status import FINISHED, RUNNING, write_status
+from training.checkpoints.status import RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.augmentations import build_transforms, report_change, text_digest, with_text
 from training.settings.class_weights import choose_class_weights, describe_class_weights
@@ -46,7 +46,7 @@ from utils.files.checkpoint_file import digest_of_checkpoint
 from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files, require_writable
 from utils.files.writers import write_json, write_text, write_yaml
-from utils.log import Say
+from utils.log import FINISHED, Say
 from utils.printable import counted
 
 TRANSFORMS = "augmentations.yaml"  # in the run folder: a copy of the file of --augmentations

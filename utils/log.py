@@ -1,13 +1,22 @@
 """Events of a run, and the log that sends them to sinks on rank 0: see utils/loggers/."""
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from utils.printable import one_line
+
 if TYPE_CHECKING:
     from utils.metrics.evaluation import Evaluation
+
+# How a run has ended.
+FINISHED = "finished"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
 
 Row = dict[str, float]
 Say = Callable[[str], None]  # prints one line for the user
@@ -91,7 +100,8 @@ class RunEnded:
 class LogClosed:
     """The last event, however the run has ended."""
 
-    status: str  # finished, interrupted or failed
+    status: str  # FINISHED, INTERRUPTED (by a signal; it may be resumed) or FAILED
+    reason: str = ""  # name of the signal, or the error's message on one line
 
 
 Event = (
@@ -118,7 +128,8 @@ class RunLog:
     An exception in a sink ends the run, because its output would be incomplete. The report raises
     none, and loggers of other projects are behind a sink that raises none (utils/loggers/sink.py).
 
-    As a context manager it sends LogClosed at the end of the block.
+    As a context manager it sends LogClosed at the end of the block. The sinks get it in reverse, as
+    nested blocks end: what the run itself writes is written before slow loggers are waited for.
 
     active: False to drop all events, on other ranks than 0. sinks: None for the terminal and
     results.csv.
@@ -132,13 +143,9 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        status = "finished"
-        if kind is not None:
-            # SystemExit: a signal came, and the run was saved
-            interrupted = issubclass(kind, (KeyboardInterrupt, SystemExit))
-            status = "interrupted" if interrupted else "failed"
-        self.send(LogClosed(status))
+    def __exit__(self, _: object, error: BaseException | None, *traceback: object) -> None:
+        self.sinks.reverse()
+        self.send(end_of_run(error))
 
     def attach(self, sink: Sink) -> None:
         """Send events to one more sink from now on."""
@@ -167,6 +174,33 @@ class RunLog:
     def table(self, text: str) -> None:
         """Print text that is already formatted into lines."""
         self.send(Message(text, table=True))
+
+
+def end_of_run(error: BaseException | None) -> LogClosed:
+    """Return how and why a run has ended. error: that has ended it, if one has.
+
+    >>> end_of_run(SystemExit(143))
+    LogClosed(status='interrupted', reason='SIGTERM')
+    >>> end_of_run(ValueError("no disk"))
+    LogClosed(status='failed', reason='no disk')
+    """
+    if error is None:
+        return LogClosed(FINISHED)
+    message = one_line(error)
+    if isinstance(error, KeyboardInterrupt):  # that of another signal than Ctrl-C names it
+        return LogClosed(INTERRUPTED, message or signal.SIGINT.name)
+    if isinstance(error, SystemExit):  # a signal came, and the run was saved
+        return LogClosed(INTERRUPTED, _signal_of(error.code) or message)
+    return LogClosed(FAILED, message or type(error).__name__)
+
+
+def _signal_of(code: object) -> str:
+    """Return the name of the signal of an exit code; "" if it is of none."""
+    if not isinstance(code, int):
+        return ""
+    with suppress(ValueError):
+        return signal.Signals(code - 128).name
+    return ""
 
 
 def _standard_sinks() -> list[Sink]:

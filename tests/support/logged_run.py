@@ -107,7 +107,7 @@ class Run:
         self.log.send(EvaluationEnded(self.folder, evaluation(), NAMES, epoch=2))
         self.draw("results.png")
         self.log.send(RunEnded(self.folder, {}))
-        self.log.__exit__(None)
+        self.log.__exit__(None, None, None)
 
 
 def die() -> None:

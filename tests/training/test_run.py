@@ -28,7 +28,7 @@ from tests.support.small_run import (
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from training import run as run_module
 from training.checkpoints.restart import MARKS, launcher_mark
-from training.checkpoints.status import FINISHED, write_status
+from training.checkpoints.status import write_status
 from training.run import open_run
 from training.settings.config import LISTS, TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
@@ -37,6 +37,7 @@ from utils import __version__
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.files.folders import RUN_MARK
+from utils.log import FINISHED
 
 TRAINED = TrainedWeights(0.2, all_classes=False)
 HYPS = Path(__file__).parents[2] / "data" / "hyps"

@@ -1,22 +1,17 @@
 """How a run stands, in the metrics.json of its folder: running, finished, interrupted or failed."""
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from training.progress import RunProgress
 from utils.files.writers import write_json
-from utils.printable import one_line
+from utils.log import FINISHED, Event, LogClosed
 from utils.terminal import FaultError
 
 METRICS = "metrics.json"
 RUNNING = "running"
-FINISHED = "finished"
-INTERRUPTED = "interrupted"
-FAILED = "failed"
 
 
 def write_status(folder: Path, status: str, **content: Any) -> None:
@@ -32,33 +27,22 @@ def is_done(folder: Path) -> bool:
     return False
 
 
-@contextmanager
-def recorded_end(folder: Path, progress: RunProgress, *, active: bool) -> Iterator[None]:
-    """Write into metrics.json why the block ended, if by a signal or an error, which is raised on.
+class RunStatus:
+    """Sink that writes into metrics.json why a run ended before it was finished.
 
     A process that is killed cannot write it: its run stays "running".
 
-    progress: of the run, whose last metrics are written too. active: False on other ranks than 0.
+    progress: of the run, whose last metrics are written, too.
     """
-    try:
-        yield
-    except BaseException as error:
-        if active:
-            by_signal = isinstance(error, (KeyboardInterrupt, SystemExit))
-            status = INTERRUPTED if by_signal else FAILED
-            with suppress(OSError, FaultError):  # the disk may be what failed
-                write_status(folder, status, reason=reason_of(error), last=progress.metrics)
-        raise
 
+    def __init__(self, folder: Path, progress: RunProgress) -> None:
+        self.folder = folder
+        self.progress = progress
 
-def reason_of(error: BaseException) -> str:
-    """Return why a run ended, on one line: the name of the signal, or the error's message.
-
-    >>> reason_of(SystemExit(143)), reason_of(KeyboardInterrupt()), reason_of(ValueError("no disk"))
-    ('SIGTERM', 'SIGINT', 'no disk')
-    """
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return signal.Signals(error.code - 128).name
-    if isinstance(error, KeyboardInterrupt) and not str(error):
-        return signal.SIGINT.name
-    return one_line(error) or type(error).__name__
+    def handle(self, event: Event) -> None:
+        if not isinstance(event, LogClosed) or event.status == FINISHED:
+            return
+        if is_done(self.folder):  # too many skipped steps are an error after the run's end
+            return
+        with suppress(OSError, FaultError):  # the disk may be what failed
+            write_status(self.folder, event.status, reason=event.reason, last=self.progress.metrics)

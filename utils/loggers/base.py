@@ -14,10 +14,6 @@ EPOCH = "epoch"
 PICTURE = "picture"
 EVALUATION = "evaluation"
 
-FINISHED = "finished"
-INTERRUPTED = "interrupted"
-FAILED = "failed"
-
 
 @dataclass(frozen=True)
 class ClassResult:

@@ -3,7 +3,8 @@
 import threading
 import time
 
-from utils.loggers.base import INTERRUPTED, LoggedRun, Logger
+from utils.log import INTERRUPTED
+from utils.loggers.base import LoggedRun, Logger
 from utils.loggers.journal import JournalReader
 from utils.printable import one_line
 from utils.terminal import MAY_BLOCK

@@ -8,7 +8,8 @@ from typing import Any
 
 from utils.files.disk import exclusive_access
 from utils.files.folders import RUN_MARK, RUN_MARK_TEXT
-from utils.loggers.base import FAILED, FINISHED, STEPS, LoggedRun, Logger, Record
+from utils.log import FAILED, FINISHED
+from utils.loggers.base import STEPS, LoggedRun, Logger, Record
 from utils.optional_packages import import_all_optional
 
 EXPERIMENT = "kestrel"  # where $MLFLOW_EXPERIMENT_NAME names no other

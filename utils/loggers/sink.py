@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from utils.log import (
+    INTERRUPTED,
     EpochEnded,
     EvaluationEnded,
     Event,
@@ -26,7 +27,6 @@ from utils.log import (
 from utils.loggers.base import (
     EPOCH,
     EVALUATION,
-    INTERRUPTED,
     PICTURE,
     STEPS,
     ClassResult,

@@ -42,7 +42,9 @@ class TensorBoardLogger(Logger):
 
     def prepare(self) -> str:
         import_optional("tensorboard", "--tensorboard")
-        self.summary, event, summaries, writer, message = import_all_optional(MODULES, "--tensorboard")
+        self.summary, event, summaries, writer, message = import_all_optional(
+            MODULES, "--tensorboard"
+        )
         self.Event: Any = event.Event
         self.Summary: Any = summaries.Summary
         self.RecordWriter: Any = writer.RecordWriter

@@ -14,16 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from utils.loggers.base import (
-    EVALUATION,
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    STEPS,
-    LoggedRun,
-    Logger,
-    Record,
-)
+from utils.log import FAILED, FINISHED, INTERRUPTED
+from utils.loggers.base import EVALUATION, STEPS, LoggedRun, Logger, Record
 from utils.optional_packages import import_optional
 from utils.threads import fork_lock
 

@@ -23,9 +23,10 @@ from tests.support.launching import (
 )
 from tests.support.processes import draw_data
 from training.checkpoints.restart import MARKS, find_own_run, launcher_mark
-from training.checkpoints.status import FINISHED, write_status
+from training.checkpoints.status import write_status
 from utils.distributed import session
 from utils.files import checkpoint_file
+from utils.log import FINISHED
 
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes, and finds them in /proc"

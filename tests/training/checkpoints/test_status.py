@@ -1,13 +1,16 @@
 """The status in metrics.json: running, finished, interrupted or failed with the reason."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from training.checkpoints.preemption import PreemptedExit
-from training.checkpoints.status import FINISHED, RUNNING, is_done, recorded_end, write_status
+from training.checkpoints.status import RUNNING, RunStatus, is_done, write_status
+from training.nonfinite import NonFiniteError
 from training.progress import RunProgress
+from utils.log import FINISHED, Event, LogClosed, RunLog
 from utils.terminal import EndedBySignalError
 
 
@@ -18,9 +21,12 @@ class Progress(RunProgress):
         self.metrics = {"AP": 0.5}
 
 
-def end_with(folder: Path, error: BaseException, *, active: bool = True) -> None:
-    with pytest.raises(type(error)), recorded_end(folder, Progress(), active=active):
-        raise error
+def end_with(folder: Path, error: BaseException | None, *, active: bool = True) -> None:
+    log = RunLog(active=active)
+    log.attach(RunStatus(folder, Progress()))
+    with suppress(BaseException), log:
+        if error:
+            raise error
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,7 @@ def end_with(folder: Path, error: BaseException, *, active: bool = True) -> None
     ],
 )
 def test_the_end_of_a_run_is_recorded_with_its_reason(tmp_path, error, status, reason):
+    write_status(tmp_path, RUNNING)
     end_with(tmp_path, error)
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written == {"status": status, "reason": reason, "last": {"AP": 0.5}}
@@ -42,13 +49,30 @@ def test_the_end_of_a_run_is_recorded_with_its_reason(tmp_path, error, status, r
 
 def test_nothing_is_recorded_by_other_ranks_or_without_an_error(tmp_path):
     end_with(tmp_path, ValueError("a"), active=False)
-    with recorded_end(tmp_path, Progress(), active=True):
-        pass
+    end_with(tmp_path, None)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_is_raised_on_although_its_folder_is_gone(tmp_path):
+def test_a_folder_that_is_gone_hides_no_error(tmp_path):
     end_with(tmp_path / "gone", ValueError("a"))
+
+
+def test_a_finished_run_stays_finished(tmp_path):
+    write_status(tmp_path, FINISHED, best={})
+    end_with(tmp_path, NonFiniteError("most steps were skipped"))
+    assert is_done(tmp_path)
+
+
+def test_the_status_is_written_before_slow_loggers_are_waited_for(tmp_path):
+    class Slow:
+        def handle(self, event: Event) -> None:
+            if isinstance(event, LogClosed):
+                raise KeyboardInterrupt  # while it waits
+
+    log = RunLog(active=True, sinks=[Slow(), RunStatus(tmp_path, Progress())])
+    with pytest.raises(KeyboardInterrupt), log:
+        raise ValueError("a")
+    assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"status": "running"}', "{}", '"finished"', "\xff"])
