@@ -26,6 +26,7 @@ from utils.metrics.records import Detections, GroundTruth
 
 STEPS = 4  # of an epoch
 EPOCHS = 3
+DATA = "\udcff.yaml"  # a byte of this path is no UTF-8
 NAMES = ["disc", "<b>square</b>"]
 
 
@@ -59,7 +60,11 @@ class Run:
         self.rows = [self.row(epoch) for epoch in range(1, epochs + 1)]
         self.log = RunLog(active=True)
         self.loggers = open_loggers(names, self.log)
-        config = {"epochs": EPOCHS, "data": ["a.yaml"], "name": "exp"}
+        config = {
+            "epochs": EPOCHS,
+            "data": ["\udcff.yaml"],
+            "name": "exp",
+        }  # bytes of a path that are no UTF-8
         self.log.send(
             RunStarted(
                 folder,

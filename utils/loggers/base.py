@@ -62,7 +62,7 @@ class LoggedRun:
 
     Args:
         folder: of the run.
-        config: the flags.
+        config: the flags, whose texts are valid UTF-8.
         hyp: the hyper-parameters.
         account: whose run it is, for loggers that have accounts (`--entity`); "" for the default.
         resumed: whether it goes on with what an earlier process has logged. A new run may stand in
@@ -83,6 +83,11 @@ class LoggedRun:
     recorded: int
     notes: Path
     say: Callable[[str], None]
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder, valid UTF-8."""
+        return str(encodable(self.folder.name))
 
     def picture(self, record: Record) -> Path | None:
         """Return the path of a PICTURE; None for other records, or if the file was removed.
@@ -118,6 +123,21 @@ class LoggedRun:
             if isinstance(stored, dict):
                 return {str(name): str(value) for name, value in stored.items()}
         return {}
+
+
+def encodable(value: Any) -> Any:
+    r"""Return a text, or a list of texts, as valid UTF-8; any other value as it is.
+
+    Paths may have bytes that are no UTF-8, which are escaped. Loggers cannot write them.
+
+    >>> encodable(["\udcff.yaml", 1])
+    ['\\udcff.yaml', 1]
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, (list, tuple)):
+        return [encodable(entry) for entry in value]
+    return value
 
 
 class Logger:

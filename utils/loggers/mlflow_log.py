@@ -59,7 +59,7 @@ class MlflowLogger(Logger):
         else:
             if before:  # the values that are taken back cannot be removed from it
                 self.client.set_terminated(before, "KILLED")
-            self.id = self.client.create_run(experiment, run_name=run.folder.name).info.run_id
+            self.id = self.client.create_run(experiment, run_name=run.name).info.run_id
             run.keep(run_id=self.id, uri=uri)
         self._log_settings(run)
         return 0

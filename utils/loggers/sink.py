@@ -33,6 +33,7 @@ from utils.loggers.base import (
     LoggedRun,
     Logger,
     Record,
+    encodable,
 )
 from utils.loggers.follower import Follower
 from utils.loggers.journal import Journal, JournalReader, Kept, kept_of, read_journal
@@ -152,7 +153,7 @@ class Loggers:
         for name, logger in self._loggers.items():
             run = LoggedRun(
                 event.folder,
-                event.config,
+                {name: encodable(value) for name, value in event.config.items()},
                 event.hyp,
                 self._account,
                 resumed=resumed,
@@ -195,7 +196,10 @@ class Loggers:
 
     def _record_picture(self, journal: Journal, path: Path) -> None:
         """Record a picture, unless it was there before, with the same content."""
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        except FileNotFoundError:  # somebody has removed it already
+            return
         if (path.name, digest) not in self._pictures:
             self._pictures.add((path.name, digest))
             self._append(journal, PICTURE, self._epoch, {}, file=path.name, digest=digest)
@@ -346,7 +350,7 @@ def class_results(evaluation: Evaluation, names: Sequence[str]) -> list[ClassRes
         results.append(
             ClassResult(
                 class_id,
-                names[class_id],
+                encodable(names[class_id]),
                 int(row["instances"]),
                 {name: float(value) for name, value in values.items()},
                 confidence=curves.confidence[points].round(4).tolist(),

@@ -116,7 +116,7 @@ class WandbLogger(Logger):
             resume="allow" if self.mode is None or self.mode == "online" else None,
             mode=self.mode,
             dir=str(run.folder),
-            name=os.environ.get("WANDB_NAME") or run.folder.name,
+            name=os.environ.get("WANDB_NAME") or run.name,
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             entity=run.account or None,
             config={**run.config, "hyp": run.hyp},

@@ -131,7 +131,7 @@ def test_tensorboard_has_pictures_curves_and_settings(events):
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     settings = HParamsPluginData.FromString(content).session_start_info.hparams
     assert settings["lr0"].number_value == 0.01
-    assert settings["data"].string_value == "a.yaml"
+    assert settings["data"].string_value == r"\udcff.yaml"
 
 
 # ---------------------------------------------------------------------- W&B
@@ -183,7 +183,7 @@ def test_mlflow_has_pictures_classes_and_settings(client, mlflow_run):
     files = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
     assert files == {"labels.png", "results.png"}
     assert mlflow_run.data.params["lr0"] == "0.01"
-    assert mlflow_run.data.params["data"] == "a.yaml"
+    assert mlflow_run.data.params["data"] == r"\udcff.yaml"
     assert mlflow_run.data.metrics["class_AP50/1 _b_square__b_"] == 0
     assert mlflow_run.data.metrics["evaluation/epoch"] == 2
 

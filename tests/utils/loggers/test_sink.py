@@ -207,6 +207,13 @@ def test_picture_is_recorded_again_only_if_it_has_changed(tmp_path):
     assert [entry.file for entry in resumed.made["Recorder"].records] == ["labels.png"] * 2
 
 
+def test_picture_that_somebody_has_removed_is_left_out(tmp_path):
+    run = Session(tmp_path, Recorder)
+    run.send(ImageWritten(tmp_path / "labels.png"))
+    run.steps(1)
+    assert run.steps_of() == [1]
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "link.png", ".", "gone.png"])
 def test_records_of_a_folder_name_no_file_outside(tmp_path, name):
     """Of a run folder that somebody else has made."""
