@@ -3,7 +3,10 @@
 import logging
 import os
 import re
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from utils.files.disk import exclusive_access
@@ -91,9 +94,31 @@ class MlflowLogger(Logger):
             mark = store / RUN_MARK
             if not mark.exists():  # its pictures are no data to train on
                 mark.write_text(RUN_MARK_TEXT)
-            local = self.files.path_to_local_sqlite_uri(str(store / "mlflow.db"))
-            self.client = self.mlflow.MlflowClient(tracking_uri=local)
+            database = store / "mlflow.db"
+            if not database.exists():
+                self._create(database)
+            self.client = self._client_of(database)
             return self._experiment((store / "artifacts").as_uri())
+
+    def _create(self, database: Path) -> None:
+        """Create MLflow's tables in a new file.
+
+        That takes some seconds, and MLflow cannot use a database which a killed process has left
+        with a part of them. So they are created beside it, and copied.
+        """
+        work = database.with_name("mlflow.new.db")
+        whole = database.with_name("mlflow.whole.db")
+        for file in database.parent.glob("mlflow.*.db*"):
+            file.unlink()
+        self._client_of(work).search_experiments(max_results=1)
+        with closing(sqlite3.connect(work)) as source, closing(sqlite3.connect(whole)) as target:
+            source.backup(target)
+        os.replace(whole, database)
+        work.unlink()
+
+    def _client_of(self, database: Path) -> Any:
+        uri = self.files.path_to_local_sqlite_uri(str(database))
+        return self.mlflow.MlflowClient(tracking_uri=uri)
 
     def _experiment(self, artifacts: str | None) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT

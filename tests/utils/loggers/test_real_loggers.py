@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +303,22 @@ def test_tensorboard_writes_to_no_file_that_a_link_names(tmp_path):
     assert logger.start(run) == 0
     logger.finish("finished")
     assert theirs.read_text() == "theirs"
+
+
+@pytest.mark.slow
+def test_mlflow_store_is_whole_or_not_there(tmp_path):
+    """MLflow cannot use a database that was left while its tables were created."""
+    pytest.importorskip("mlflow", reason="an optional package")
+    folder = tmp_path / "exp"
+    store = tmp_path / "mlflow"
+    for path in (folder, store):
+        path.mkdir()
+    with closing(sqlite3.connect(store / "mlflow.new.db")) as left:
+        left.execute("CREATE TABLE metrics (step INTEGER)")
+        left.commit()
+
+    logger = LOGGERS["mlflow"]()
+    logger.prepare()
+    logger.start(run_in(folder))
+    logger.finish("finished")
+    assert [file.name for file in store.glob("*.db*")] == ["mlflow.db"]
