@@ -11,9 +11,11 @@ from utils.metrics.coco import CocoResult
 from utils.metrics.confusion import confusion_matrix
 from utils.metrics.curves import OperatingCurves
 from utils.metrics.errors import ErrorKinds, error_kinds
+from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.metrics.records import Detections, GroundTruth
 from utils.printable import printable
 
+DEFAULT_FITNESS = parse_fitness(DEFAULT)
 UNKNOWN = -1.0  # of a number that no object or detection decides, as in pycocotools
 
 
@@ -39,29 +41,22 @@ class Evaluation:
         """Return the mean over classes at the confidence of the best mean F1, IoU 0.5."""
         return float(self.curves.mean(self.curves.recall_at_best))
 
-    @property
-    def fitness(self) -> float:
-        """Return the number that decides which epoch is the best: 0.1 AP50 + 0.9 AP, in [0, 1]."""
-        ap50 = max(self.coco.stats["AP50"], 0.0)
-        ap = max(self.coco.stats["AP"], 0.0)
-        return 0.1 * ap50 + 0.9 * ap
-
-    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+    def as_dict(self, names: Sequence[str], fitness: Fitness = DEFAULT_FITNESS) -> dict[str, Any]:
         """Return the content of metrics.json.
 
-        COCO's 12 numbers, precision, recall and the confidence they are at, fitness, and the
-        numbers of each class by name.
+        COCO's 12 numbers, precision, recall and the confidence they are at, the number that decides
+        which epoch is the best, and the numbers of each class by name.
         """
         rows = self.coco.per_class
-        per_class = {name: rows[k] for k, name in enumerate(names) if k in rows}
-        return {
+        metrics = {
             **self.coco.stats,
             "precision": self.precision,
             "recall": self.recall,
             "confidence": self.curves.best_confidence,
-            "fitness": self.fitness,
-            "per_class": per_class,
+            "fitness": 0.0,
+            "per_class": {name: rows[k] for k, name in enumerate(names) if k in rows},
         }
+        return metrics | {"fitness": fitness.of(metrics)}
 
     @property
     def columns(self) -> dict[str, float]:
