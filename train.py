@@ -196,6 +196,25 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--loggers", nargs="*", action="extend", help="the next flags by name; none: no logger")
     for name, logger in LOGGERS.items():
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
+    add(
+        "--fitness",
+        help="what decides which epoch is the best, for example 'AP50 + AP[person]' "
+        "(default: 0.1*AP50 + 0.9*AP)",
+    )
+    add(
+        "--evolve",
+        nargs="?",
+        type=int,
+        const=300,
+        help="search for hyper-parameters by mutation: N trainings in all (300 without N)",
+    )
+    add(
+        "--resume-evolve",
+        "--resume_evolve",
+        nargs="?",
+        const="newest",
+        help="continue a search of --evolve: its folder, or the newest search",
+    )
     parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES, "loggers": tuple(LOGGERS)})
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))
@@ -255,6 +274,8 @@ from training import (
     set_training,
     start_model,
 )
+from training.search.evolve import evolve
+from training.search.trial import NO_SEARCH, Trial
 from training.settings.class_weights import weights_in_order
 from training.settings.groups import augmentation, loss_gains, schedule
 from training.settings.recipe import TrainedWeights
@@ -283,18 +304,20 @@ from utils.terminal import quiet_output, run_and_exit
 from utils.threads import BackgroundTask
 
 
-def main(flags: TrainConfig, world: World) -> Evaluation:
+def main(flags: TrainConfig, world: World, trial: Trial = NO_SEARCH) -> Evaluation:
     """Train with the settings in flags; return the evaluation of the best checkpoint.
+
+    trial: what a search for hyper-parameters asks of this training.
 
     Raises NonFiniteError, after everything is written, if most optimizer steps were skipped.
     """
     with RunLog(active=world.is_main) as log:
-        return train(flags, world, log)
+        return train(flags, world, log, trial)
 
 
-def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
+def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evaluation:
     """Do what `main` does: this is the complete training procedure, from top to bottom."""
-    run = open_run(flags, world, log.say)
+    run = open_run(flags, world, log.say, trial.hyp)
     requested = run.config  # the flags, or the settings of the run that is resumed
     loggers = open_loggers(requested.loggers, log, account=requested.entity)
     log.say(*describe_mode(world, shard=requested.shard))
@@ -443,6 +466,7 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
         final_only=cfg.nosave,
         period=cfg.save_period,
         loggers=loggers,
+        continue_with=trial.continue_with,
     )
     validation = EpochValidation(
         state,
@@ -452,9 +476,11 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
         background,
         log,
         data.names,
+        fitness=run.fitness,
         epochs=cfg.epochs,
         every=cfg.validate_every,
         next_epoch_needs_it=cfg.image_weights,
+        trial=trial,
     )
     # if memory runs out, the error says which flags to lower
     advice = memory_advice(
@@ -508,12 +534,13 @@ def train(flags: TrainConfig, world: World, log: RunLog) -> Evaluation:
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     log.send(EvaluationEnded(run.folder, best, data.names, best_epoch))
     draw_results(pictures, best, loaders.val)
-    metrics = {"last": progress.metrics, "best": best.as_dict(data.names)}
+    metrics = {"last": progress.metrics, "best": best.as_dict(data.names, run.fitness)}
     log.send(RunEnded(run.folder, metrics))
     run.close_folder(metrics)
     best_ap = best.coco.stats["AP"]
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")
-    log.say(*next_steps(run.folder))
+    if not trial.continue_with:  # a search says what is next, and keeps the best weights only
+        log.say(*next_steps(run.folder))
 
     epoch_starts = [sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
     steps = state.steps_between(epoch_starts)
@@ -685,13 +712,16 @@ def open_model(
 
 
 def run_script(arguments: Sequence[str] | None = None) -> None:
-    """Train as the command line says; --spawn starts a process for each device first."""
+    """Train or search as the command line says; --spawn starts a process for each device first."""
     with distributed_session() as connect:
         flags, launch = parse_args(arguments)
         if launch.spawn is not None:
             spawn(__file__, arguments, processes_for(launch.device, launch.spawn))
-        else:
-            with quiet_output(launch.quiet):
+            return
+        with quiet_output(launch.quiet):
+            if flags.evolve or flags.resume_evolve:
+                evolve(flags, connect(launch), main)
+            else:
                 main(flags, connect(launch))
 
 

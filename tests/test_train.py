@@ -626,7 +626,10 @@ REFUSALS = [
     (["--epoch", "3"], "unknown flag --epoch (did you mean --epochs?)"),
     (["--bogus=1"], "unknown flag --bogus; --help lists the flags"),
     (["stray"], "unexpected argument 'stray'"),
-    (["--evolve", "300"], "--evolve is not supported: "),
+    (["--evolve_population", "data"], "--evolve_population is not supported: "),
+    (["--evolve", "-1"], "--evolve -1: choose a number of trainings, 1 or more"),
+    (["--evolve", "--resume"], "--resume and --evolve cannot be used together"),
+    (["--fitness", "AP+"], "--fitness column 4: found the end"),
     (["--quad"], "--quad is not supported: "),
     (
         ["--local_rank", "1"],

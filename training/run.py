@@ -1,7 +1,8 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,11 @@ from utils.files.disk import lock_folder
 from utils.files.folders import new_run_folder, remove_partial_files, require_writable
 from utils.files.writers import write_json, write_text, write_yaml
 from utils.log import FINISHED, Say
+from utils.metrics.fitness import Fitness, parse_fitness
 from utils.printable import counted
 
 TRANSFORMS = "augmentations.yaml"  # in the run folder: a copy of the file of --augmentations
+NOT_SEARCHED: Mapping[str, float] = {}
 
 
 @dataclass
@@ -67,13 +70,21 @@ class Run:
     world: World
     transforms: Transforms | None = None  # of --augmentations
     recipe: Recipe | None = None  # of a new run with --hyp auto
+    searched: Mapping[str, float] = field(default_factory=dict)  # values that a search has chosen
     folder: Path = Path()  # set by `open_folder`
+
+    @property
+    def fitness(self) -> Fitness:
+        """The number that decides which epoch is the best."""
+        return parse_fitness(self.config.fitness)
 
     def check_data(self, data: Dataset, say: Say) -> None:
         """Raise ValueError if a resumed run was trained on other classes.
 
-        Logs a line if its images have changed. A new run does nothing.
+        Also if --fitness names a class that the data do not have. Logs a line if the images of a
+        resumed run have changed.
         """
+        self.fitness.require_classes(data.names)
         if self.saved is None:
             return
         description = self.saved.description
@@ -112,7 +123,8 @@ class Run:
         """
         # The recipe: optimizer, batch size and hyper-parameters.
         if self.saved is None:
-            if self.config.hyp == AUTO:
+            all_searched = self.searched.keys() == self.hyp.as_dict().keys()
+            if self.config.hyp == AUTO and not all_searched:
                 self._choose_recipe(data, trained)
             recipe = {"optimizer": self.config.optimizer, "batch_size": self.config.batch_size}
             self.world.require_same("the recipe", recipe | self.hyp.as_dict())
@@ -167,7 +179,7 @@ class Run:
         if "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0:
             given_batch_size = None
 
-        self.recipe = choose_recipe(
+        recipe = choose_recipe(
             cfg.optimizer,
             images=data.draws.least_per_pass,
             epochs=cfg.epochs,
@@ -177,8 +189,9 @@ class Run:
             batch_size=given_batch_size,
             unit=data.unit,
         )
-        batch_size = self.recipe.batch_size or cfg.batch_size
-        self.config = replace(cfg, optimizer=self.recipe.optimizer, batch_size=batch_size)
+        self.recipe = replace(recipe, hyp=replace(recipe.hyp, **self.searched))
+        batch_size = recipe.batch_size or cfg.batch_size
+        self.config = replace(cfg, optimizer=recipe.optimizer, batch_size=batch_size)
         self.hyp = self.recipe.hyp
 
     def describe(self, table: dict[str, Any], data: Dataset) -> Description:
@@ -276,11 +289,17 @@ class Run:
             self._lock.release()
 
 
-def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
+def open_run(
+    flags: TrainConfig, world: World, say: Say, searched: Mapping[str, float] = NOT_SEARCHED
+) -> Run:
     """Return the run to train.
 
     It is a new one, the one that --resume names, or the one that this launch began before a
-    restart. Raises SystemExit(0) if a launcher has restarted a run that is done, and ValueError if
+    restart.
+
+    searched: hyper-parameters of a new run that replace those of the file or the recipe.
+
+    Raises SystemExit(0) if a launcher has restarted a run that is done, and ValueError if
     there is nothing to resume, the checkpoint does not fit, or processes have different settings or
     read different checkpoints.
     """
@@ -309,10 +328,12 @@ def open_run(flags: TrainConfig, world: World, say: Say) -> Run:
         if world.is_main:
             require_writable(Path(flags.project), "--project")
         cfg, hyp = _new_settings(flags, say)
+        hyp = replace(hyp, **searched)
     same = cfg.training() | hyp.as_dict() | {"augmentations": text_digest(cfg)}
     world.require_same("the command line", same)
     GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split
-    return Run(cfg, hyp, saved, attempt, world, build_transforms(cfg, say))
+    transforms = build_transforms(cfg, say)
+    return Run(cfg, hyp, saved, attempt, world, transforms, searched=searched)
 
 
 def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:

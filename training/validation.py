@@ -11,9 +11,11 @@ from models.losses import Loss
 from training.checkpoints.manager import CheckpointManager
 from training.evaluation import SplitPredictions, predict_split
 from training.results import epoch_line, results_row
+from training.search.trial import NO_SEARCH, Trial
 from training.state import TrainState
 from utils.log import EpochEnded, RunLog
 from utils.metrics.evaluation import Evaluation
+from utils.metrics.fitness import Fitness
 from utils.threads import BackgroundTask
 
 
@@ -27,9 +29,11 @@ class EpochValidation:
         loader: of the validation split.
         background: computes the metrics; they are recorded when somebody waits for it.
         names: of the classes.
+        fitness: decides which epoch is the best.
         epochs: of the run; the last one is always validated.
         every: validate every so many epochs; 0: only the last one.
         next_epoch_needs_it: whether each epoch depends on the metrics of the one before.
+        trial: what a search asks of this training.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class EpochValidation:
         log: RunLog,
         names: Sequence[str],
         *,
+        fitness: Fitness,
         epochs: int,
         every: int,
         next_epoch_needs_it: bool = False,
+        trial: Trial = NO_SEARCH,
     ) -> None:
         self.state = state
         self.loader = loader
@@ -53,6 +59,8 @@ class EpochValidation:
         self.background = background
         self.log = log
         self.names = names
+        self.fitness = fitness
+        self.trial = trial
         self.epochs = epochs
         self.every = every
         self.next_epoch_needs_it = next_epoch_needs_it
@@ -130,7 +138,8 @@ class EpochValidation:
         val_losses: dict[str, float] = {}
         if result is not None:
             # rank 0's: on another machine the last bits may differ, and decisions with them
-            agreed = self.state.world.broadcast_collective(result.as_dict(self.names))
+            measured = result.as_dict(self.names, self.fitness)
+            agreed = self.state.world.broadcast_collective(measured)
             self.progress.metrics = agreed
             self.progress.early_stopping.update(self.progress.epoch - 1, agreed["fitness"])
             metrics = result.columns
@@ -144,6 +153,8 @@ class EpochValidation:
         rows = self.progress.results
         self.log.send(EpochEnded(self.checkpoints.folder, row, rows, text, result))
         self.checkpoints.write_pending()
+        if result is not None:
+            self.trial.validated(self.progress.epoch, self.progress.metrics["fitness"])
 
     def _remaining(self) -> str:
         """Return the time that is left as text; "" until this process has trained an epoch."""

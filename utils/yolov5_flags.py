@@ -7,13 +7,7 @@ _NO_UPLOAD = "nothing is uploaded; copy the run folder (--project, --name) yours
 _NO_DATA_SENT = "--wandb sends numbers and pictures of the run, and no data set"
 
 NOT_IN_TRAIN = {
-    "--evolve": (
-        "there is no hyper-parameter search; run once for each --hyp file and compare metrics.json"
-    ),
-    "--evolve_population": (
-        "there is no hyper-parameter search; give one set of hyper-parameters with --hyp"
-    ),
-    "--resume_evolve": "there is no hyper-parameter search; --resume continues a single run",
+    "--evolve_population": ("a search begins with one set of hyper-parameters; give it with --hyp"),
     "--bucket": _NO_UPLOAD,
     "--quad": (
         "batches are not tiled into larger images; train at a larger --imgsz, or with --multi-scale"

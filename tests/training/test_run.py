@@ -92,6 +92,7 @@ MAY_NOT_CHANGE = {
     "seed": 1,
     "amp": "fp32",
     "close_mosaic": 2,
+    "fitness": "AP75",
 }
 
 
@@ -229,7 +230,7 @@ def test_resumed_run_has_the_settings_of_its_checkpoint(tmp_path):
 
 
 # "augmentations" is a file whose text is kept: tests/training/settings/test_augmentations.py
-SEPARATE = {"resume", "project", "download", "augmentations"}
+SEPARATE = {"resume", "project", "download", "augmentations", "evolve", "resume_evolve"}
 
 
 def test_every_flag_is_known_to_these_tests():

@@ -29,6 +29,7 @@ from training.settings.config import TrainConfig
 from training.validation import EpochValidation
 from utils.files import checkpoint_file
 from utils.log import EpochEnded, RunLog
+from utils.metrics.evaluation import DEFAULT_FITNESS
 
 CRITERION = object()  # passed on to predict_split
 COLUMNS = {"precision": 0.1, "recall": 0.2, "mAP_0.5": 0.3, "mAP_0.5:0.95": 0.4}
@@ -58,7 +59,7 @@ class FakeEvaluation:
     def __init__(self, fitness):
         self.fitness = fitness
 
-    def as_dict(self, names):
+    def as_dict(self, names, fitness):
         return {"fitness": self.fitness, "names": list(names)}
 
 
@@ -96,6 +97,7 @@ def open_validation(folder, world=None, *, state=None, **flags):
         checkpoints.background,
         log,
         NAMES,
+        fitness=DEFAULT_FITNESS,
         epochs=cfg.epochs,
         every=cfg.validate_every,
     )

@@ -40,6 +40,8 @@ class CheckpointManager:
             one.
         period: keep the checkpoint of every so many epochs; 0 or less: of none.
         loggers: receive what a checkpoint covers, once it is written.
+        continue_with: what to type to continue a search of which this run is a part, which then
+            says it; "" for a run of its own.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class CheckpointManager:
         final_only: bool,
         period: int,
         loggers: Loggers | None = None,
+        continue_with: str = "",
     ) -> None:
         self.folder = folder
         self.state = state
@@ -62,6 +65,7 @@ class CheckpointManager:
         self.final_only = final_only
         self.period = period
         self.loggers = loggers or Loggers({}, say_nothing)
+        self.continue_with = continue_with
         self.world = state.world
         self.progress = state.progress
         self.last = folder / "weights" / "last.pt"
@@ -87,6 +91,9 @@ class CheckpointManager:
         A FaultError stays as it is if nothing is saved, or if its sentence already says how to
         continue.
         """
+        if self.continue_with:  # the search says it
+            return
+
         # Ctrl-C may come after last.pt was replaced, and before `_saved` was set.
         if file_state(self.last) not in (ABSENT, self._last_before):
             self._saved = True
@@ -285,9 +292,10 @@ class CheckpointManager:
                 "time": time.time(),
             }
             write_json(self.folder / PREEMPTED, report)
+            command = self.continue_with or f"--resume {self.last}"
             print_lines(
                 f"{signal_name}: saved in epoch {epoch} after batch {batch}; continue with "
-                f"--resume {self.last}"
+                f"{command}"
             )
         self.trigger.barrier()  # a launcher terminates the others when one process exits
         raise PreemptedExit(128 + signal.Signals[signal_name].value)

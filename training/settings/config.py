@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from utils.loggers.registry import check_loggers
+from utils.metrics.fitness import parse_fitness
 from utils.printable import did_you_mean
 
 # fields that may differ between the machines of a run
@@ -124,6 +125,9 @@ class TrainConfig:
     download: bool = False
     loggers: tuple[str, ...] = ()
     entity: str = ""
+    fitness: str = ""
+    evolve: int = 0
+    resume_evolve: str = ""
     # not a flag: the names of the given flags
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -198,6 +202,7 @@ class TrainConfig:
         )
         self._require("val_period", self.val_period >= 1, "choose a number of epochs, 1 or more")
         self._require("close_mosaic", self.close_mosaic >= 0, "choose a number of epochs, or 0")
+        self._require("evolve", self.evolve >= 0, "choose a number of trainings, 1 or more")
         self._require("seed", 0 <= self.seed < 2**63, f"choose 0 to {2**63 - 1}")
 
     def _check_choices(self) -> None:
@@ -210,6 +215,7 @@ class TrainConfig:
         for name, choices in CHOICES.items():
             allowed = getattr(self, name) in choices
             self._require(name, allowed, f"choose one of {', '.join(choices)}")
+        parse_fitness(self.fitness)  # raises ValueError
 
     def _check_combinations(self) -> None:
         if self.compile != "off":
@@ -221,6 +227,11 @@ class TrainConfig:
             require(self.amp != "fp16", fp16)
             muon = "--shard and --optimizer Muon cannot be used together: choose AdamW"
             require(self.optimizer != "Muon", muon)
+        searches = self.evolve or self.resume_evolve
+        require(
+            not (self.resume and searches),
+            "--resume and --evolve cannot be used together: --resume-evolve continues a search",
+        )
         require(
             not self.entity or "wandb" in self.loggers or bool(self.resume),
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",

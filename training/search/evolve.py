@@ -1,0 +1,382 @@
+"""--evolve: search for hyper-parameters by mutation, one training after another.
+
+The state of a search is in its folder: evolve.json (the flags), evolve.csv (a row per generation
+that is done) and generations/N (the run folder of each). What comes next follows from these, so a
+search that was killed continues as if it had not been: the generation that was interrupted resumes
+from its last.pt, or starts again if it has none.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import quote
+
+import yaml
+
+from training.checkpoints.restart import MARKS, find_previous_attempt
+from training.checkpoints.status import METRICS, is_done, write_status
+from training.nonfinite import NonFiniteError
+from training.search.history import read_history, write_history
+from training.search.mutation import Generation, best_of, fixed_keys, next_hyp
+from training.search.outcome import (
+    KEPT_METRICS,
+    RunSettings,
+    failure_of,
+    read_best_metrics,
+    read_settings,
+)
+from training.search.trial import Trial
+from training.settings.config import LISTS, TrainConfig, flag
+from training.settings.hyperparameters import OPTIMIZER, Hyp
+from utils.distributed.memory import release_memory
+from utils.distributed.world import World
+from utils.files.disk import FolderLock, lock_folder
+from utils.files.folders import RUN_MARK, new_run_folder, newest_first, remove_partial_files
+from utils.files.writers import write_json, write_text
+from utils.log import FINISHED, RunLog, Say
+from utils.printable import counted, one_line, printable
+from utils.terminal import FaultError, print_lines
+
+PROJECT = "runs/evolve"
+STATE = "evolve.json"
+HISTORY = "evolve.csv"
+BEST_HYP = "hyp_evolve.yaml"
+PICTURE = "evolve.png"
+MAX_STATE_BYTES = 2**20
+CHANGEABLE = ("evolve", "project", "resume_evolve")  # flags that --resume-evolve does not ignore
+
+Train = Callable[[TrainConfig, World, Trial], object]
+
+
+def evolve(flags: TrainConfig, world: World, train: Train) -> None:
+    """Search for hyper-parameters as the flags say.
+
+    train: trains with some settings and writes the run folder that they name.
+
+    Raises ValueError for invalid settings, or if there is no search to continue. Other errors of a
+    training end the search, except NonFiniteError: such a generation has failed, and counts.
+    """
+    say = RunLog(active=world.is_main).say
+    search = open_search(flags, world, say)
+    with search.running():
+        search.refresh()
+        while len(search.generations) < search.config.evolve:
+            search.train_next(train)
+            search.refresh()
+    search.close()
+
+
+@dataclass
+class Search:
+    """A search: its folder, the flags that it began with, and the generations that are done.
+
+    is_new: whether this process has created the folder.
+    """
+
+    folder: Path
+    config: TrainConfig
+    generations: list[Generation]
+    world: World
+    say: Say
+    is_new: bool
+    lock: FolderLock | None = None  # on rank 0
+
+    @property
+    def command(self) -> str:
+        """What continues the search."""
+        return f"--resume-evolve {printable(self.folder)}"
+
+    def run_folder(self, number: int) -> Path:
+        """Return the run folder of a generation."""
+        return self.folder / "generations" / str(number)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Say how to continue if the block ends early.
+
+        If not even the first training could begin, for example because of a wrong flag, the folder
+        is removed.
+        """
+        try:
+            yield
+        except ValueError:
+            if self.world.is_main and self.is_new and not self.run_folder(0).exists():
+                self._remove()
+            raise
+        except KeyboardInterrupt:
+            if self.world.is_main:
+                with suppress(OSError):  # Ctrl-C has also ended the program that reads the output
+                    print_lines(f"continue with {self.command}")
+            raise
+        except FaultError as error:
+            raise FaultError(f"{error}; continue with {self.command}") from error
+
+    def _remove(self) -> None:
+        for name in (STATE, MARKS, RUN_MARK, "lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it holds files of the user
+            self.folder.rmdir()
+
+    # ---- one generation
+
+    def train_next(self, train: Train) -> None:
+        """Train the next generation, and append it to the history."""
+        number = len(self.generations)
+        config, trial = self._settings(number)
+        self.say(f"generation {number} of {self.config.evolve - 1}")
+        failure = ""
+        try:
+            train(config, self.world, trial)
+        except NonFiniteError as error:
+            failure = failure_of(error)
+        release_memory(self.world.device)
+
+        result = None
+        if self.world.is_main:
+            result = asdict(self._result(number, failure))
+        generation = Generation(**self.world.broadcast_object(result))
+        self.generations.append(generation)
+        if self.world.is_main:
+            write_history(self.folder / HISTORY, self.generations)
+        self.say(self._describe(generation))
+
+    def _settings(self, number: int) -> tuple[TrainConfig, Trial]:
+        """Return what the training of a generation needs.
+
+        The first one trains as train.py would without --evolve. Its optimizer, batch size and
+        hyper-parameters, which may have been chosen for the data, are the base of the others.
+        """
+        config = replace(
+            self.config,
+            evolve=0,
+            resume_evolve="",
+            project=str(self.folder),
+            name=f"generations/{number}",
+            exist_ok=True,
+            noplots=True,
+            resume=self._checkpoint(number),
+        )
+        trial = Trial(continue_with=self.command)
+        if number == 0:
+            return config, trial
+
+        base = self._base()
+        config = replace(
+            config,
+            optimizer=base.optimizer,
+            batch_size=base.batch_size,
+            given=config.given | {"optimizer", "batch_size"},
+        )
+        fixed = fixed_keys(self.generations[0].hyp, noautoanchor=config.noautoanchor)
+        return config, replace(trial, hyp=next_hyp(self.generations, config.seed, fixed=fixed))
+
+    def _checkpoint(self, number: int) -> str:
+        """Return the checkpoint that a generation resumes from; "" to start it.
+
+        If the process was killed after a training, and before its row was written, it starts again.
+        """
+        checkpoint = ""
+        if self.world.is_main:
+            run = self.run_folder(number)
+            last = run / "weights" / "last.pt"
+            if is_done(run):
+                shutil.rmtree(run)
+            elif last.exists():
+                checkpoint = str(last)
+        return str(self.world.broadcast_object(checkpoint))
+
+    def _base(self) -> RunSettings:
+        """Return the settings of the first generation."""
+        own = asdict(read_settings(self.run_folder(0))) if self.world.is_main else None
+        return RunSettings(**self.world.broadcast_object(own))
+
+    def _result(self, number: int, failure: str) -> Generation:
+        """Return a generation that was trained, from the files of its run folder."""
+        run = self.run_folder(number)
+        hyp = read_settings(run).hyp
+        metrics = dict.fromkeys(("fitness", *KEPT_METRICS), 0.0)
+        if not failure:
+            metrics = read_best_metrics(run)
+        return Generation(number, metrics.pop("fitness"), metrics, hyp, failure)
+
+    def _describe(self, generation: Generation) -> str:
+        best = best_of(self.generations)
+        result = f"fitness {generation.fitness:.5g}"
+        if generation.failure:
+            result = f"failed: {generation.failure}"
+        best_text = ""
+        if best:
+            best_text = f"; best so far: generation {best.number}, fitness {best.fitness:.5g}"
+        return f"generation {generation.number}: {result}{best_text}"
+
+    # ---- what follows from the history
+
+    def refresh(self) -> None:
+        """Write the best hyper-parameters and the picture, and remove weights nobody needs."""
+        if not self.world.is_main or not self.generations:
+            return
+        from utils.plots.search import plot_search  # loads matplotlib
+
+        best = best_of(self.generations)
+        if best:
+            self._write_best(best)
+        plot_search(self.folder / HISTORY, self.folder / PICTURE, list(Hyp().as_dict()))
+        for generation in self.generations:
+            weights = self.run_folder(generation.number) / "weights"
+            if generation is not best:
+                shutil.rmtree(weights, ignore_errors=True)
+            (weights / "last.pt").unlink(missing_ok=True)
+
+    def _write_best(self, best: Generation) -> None:
+        settings = read_settings(self.run_folder(best.number))
+        values = yaml.safe_dump({OPTIMIZER: settings.optimizer} | settings.hyp, sort_keys=False)
+        title = (
+            f"# the best of {counted(len(self.generations), 'generation')}: "
+            f"number {best.number}, fitness {best.fitness:.5g}\n"
+        )
+        write_text(self.folder / BEST_HYP, title + values)
+
+    def close(self) -> None:
+        """Say what was found, and mark the search as done."""
+        best = best_of(self.generations)
+        base = self._base()
+        if best is None:
+            self.say(f"all {counted(len(self.generations), 'generation')} failed; see {HISTORY}")
+        else:
+            gain = best.fitness - self.generations[0].fitness
+            self.say(
+                f"best: generation {best.number}, fitness {best.fitness:.5g}, {gain:+.5g} against "
+                f"generation 0; train with --hyp {quote(str(self.folder / BEST_HYP))} "
+                f"--batch-size {base.batch_size}"
+            )
+        if self.world.is_main:
+            found = {} if best is None else {"generation": best.number, **best.metrics}
+            write_status(self.folder, FINISHED, best=found)
+            if self.lock:
+                self.lock.release()
+        self.world.wait_for_main()
+
+
+# ---------------------------------------------------------------------- new, or continued
+
+
+def open_search(flags: TrainConfig, world: World, say: Say) -> Search:
+    """Return a new search, or the one that the flags, or a launcher's restart, continue.
+
+    Raises SystemExit(0) if a launcher has restarted a search that is done, and ValueError if there
+    is nothing to continue.
+    """
+    project = Path(flags.project if "project" in flags.given else PROJECT)
+    attempt = find_previous_attempt(project, world)
+    if attempt.done:
+        say(f"restarted by the launcher, but the search in {attempt.run} is done")
+        raise SystemExit(0)
+
+    given = attempt.run
+    if not given and flags.resume_evolve:
+        found = str(find_search(flags.resume_evolve, project)) if world.is_main else ""
+        given = str(world.broadcast_object(found))
+    if given:
+        search = _reopened(Path(given), flags, world, say)
+    else:
+        search = _created(project, flags, world, say)
+
+    if world.is_main:
+        (search.folder / METRICS).unlink(missing_ok=True)
+        remove_partial_files(search.folder)
+        state = {"flags": search.config.as_dict(), "given": sorted(search.config.given)}
+        write_json(search.folder / STATE, state)
+        if any(attempt.marks):
+            write_json(search.folder / MARKS, attempt.marks)
+    return search
+
+
+def find_search(given: str, project: Path) -> Path:
+    """Return the folder of a search: given, of a file in it, or the newest one under `project`.
+
+    given: "newest", a folder, or a file in it, such as evolve.csv. Raises ValueError if there is
+    none.
+    """
+    if given == "newest":
+        states = newest_first(project, f"*/{STATE}")
+        if not states:
+            raise ValueError(
+                f"--resume-evolve finds no search under {printable(project)}: begin one with "
+                "--evolve"
+            )
+        return states[0].parent
+    folder = Path(given)
+    if not folder.is_dir() and folder.name in (STATE, HISTORY):
+        folder = folder.parent
+    if not (folder / STATE).is_file():
+        raise ValueError(f"--resume-evolve {printable(given)}: there is no {STATE} of a search")
+    return folder
+
+
+def _created(project: Path, flags: TrainConfig, world: World, say: Say) -> Search:
+    path = ""
+    lock = None
+    if world.is_main:
+        used = project / flags.name / STATE
+        if flags.exist_ok and used.exists():
+            raise ValueError(
+                f"{printable(used)}: a search is there; continue it with --resume-evolve "
+                f"{printable(used.parent)}, or choose another --name"
+            )
+        path = str(new_run_folder(project, flags.name, flags.exist_ok))
+        lock = lock_folder(Path(path))
+    folder = Path(world.broadcast_object(path))
+    trainings = counted(flags.evolve, "training")
+    say(f"--evolve: {trainings}, one after another; writing to {folder}")
+    config = replace(flags, resume_evolve="")
+    return Search(folder, config, [], world, say, is_new=not flags.exist_ok, lock=lock)
+
+
+def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Search:
+    """Return a search with its own flags, but the number of trainings that is given now.
+
+    Raises ValueError if it is done, or another process is at it.
+    """
+    config = _read_state(folder / STATE)
+    rows = [asdict(one) for one in read_history(folder / HISTORY)] if world.is_main else []
+    generations = [Generation(**row) for row in world.broadcast_object(rows)]
+    if flags.evolve:
+        config = replace(config, evolve=flags.evolve)
+    done = len(generations)
+    if done >= config.evolve:
+        raise ValueError(
+            f"{printable(folder)}: its {counted(done, 'training')} are done; to continue, give "
+            f"--evolve a number above {done}"
+        )
+
+    lock = lock_folder(folder) if world.is_main else None
+    ignored = sorted(flag(name) for name in flags.given - set(CHANGEABLE))
+    say(f"continuing the search in {folder}: {done} of {counted(config.evolve, 'training')} done")
+    if ignored:
+        say(
+            "--resume-evolve keeps the search's own settings; these flags have no effect: "
+            f"{', '.join(ignored)}"
+        )
+    return Search(folder, config, generations, world, say, is_new=False, lock=lock)
+
+
+def _read_state(path: Path) -> TrainConfig:
+    """Return the flags that a search began with. Raises ValueError if the file is damaged."""
+    name = printable(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_STATE_BYTES)
+        state = json.loads(data)
+        values = TrainConfig().as_dict() | state["flags"]
+        for entry in LISTS:
+            values[entry] = tuple(values[entry])
+        config = TrainConfig(**values)
+        given = frozenset(str(entry) for entry in state["given"])
+    except OSError as error:
+        raise ValueError(f"{name}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{name}: is damaged: {one_line(error)}") from None
+    return replace(config, given=given)
