@@ -29,6 +29,7 @@ import data.formats.registry
 import detect
 import export
 import train
+import training.tune.__main__ as tune_command
 import val
 from data.augment.__main__ import main as draw_augmentations
 from data.augment.__main__ import parse_args as parse_augment
@@ -46,6 +47,8 @@ from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from training.check import __main__ as training_check
 from training.compare.__main__ import parse_args as parse_compare
+from training.search.evolve import evolve
+from training.tune.run import tune
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.loggers.registry import LOGGERS
@@ -61,7 +64,7 @@ PAGES = [
     *USER_PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md")),
 ]
-NOT_IMPLEMENTED = {"--evolve", "--quad"}  # the README says so
+NOT_IMPLEMENTED = {"--quad"}  # the README says so
 EXITS = {"--help", "--version"}  # flags that print and exit
 CPU = World(torch.device("cpu"))
 SCRIPTS: dict[str, Any] = {
@@ -84,6 +87,7 @@ NOT_RUN = {
     "activate-global-python-argcomplete": "changes the user's shell",
     "make": "runs the tests, this one too",
     "kill": "ends another process",
+    "optuna-dashboard": "a server, of another package",
     "python -m pytest": "runs the tests, this one too",
 }
 PREFIX_PROGRAMS = {
@@ -284,7 +288,12 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             else older_launcher.parse_args
         )
         inner = parser(rest)
-        parse(["python", inner.training_script, *inner.training_script_args], monkeypatch)
+        module = ["-m"] if getattr(inner, "module", False) else []
+        words = ["python", *module, inner.training_script, *inner.training_script_args]
+        parse(words, monkeypatch)
+    elif script == "training.tune":
+        monkeypatch.setattr("training.tune.flags.read_space", lambda path: ())
+        tune_command.parse_args(rest)
     elif script in SCRIPTS:
         with pytest.raises(SystemExit, match="0") if EXITS & {*rest} else nullcontext():
             SCRIPTS[script].parse_args(rest)
@@ -342,6 +351,17 @@ def test_flags_in_inline_code_exist(monkeypatch):
     parse_compare(["runs/train/exp"])
     data_check.parse_args(["mydata.yaml"])
     training_check.parse_args(["mydata.yaml", "--weights", "best.pt"])
+    read_known = FlagParser.read_known
+    monkeypatch.setattr(
+        FlagParser,
+        "read_known",
+        lambda self, words=None: (
+            known.update(self._option_string_actions),
+            read_known(self, words),
+        )[1],
+    )
+    with pytest.raises(ValueError, match="--space"):
+        tune_command.parse_args([])
     for page in USER_PAGES:
         for line, code in inline_code(read_page(page)[1]):
             if code.split()[0] != "python":
@@ -446,7 +466,9 @@ MODES = {
     "--spawn",
     "--compile",
     "--dist-url",
-}  # started, compiled and connected by tests of their own
+    "--evolve",
+    "--resume-evolve",
+}  # started, compiled, connected and searched by tests of their own
 
 
 def write_named_files(words: list[str], finished: Path) -> None:
@@ -685,6 +707,28 @@ def test_example_of_extending_page_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     padded = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
     exec(compile(padded, str(block.page), "exec"), {"__name__": "example"})  # noqa: S102
+
+
+@pytest.mark.slow
+def test_documented_searches_run(small, tmp_path, monkeypatch):
+    """One more training for each command of --evolve, and two for that of training.tune."""
+    pytest.importorskip("optuna", reason="an optional package")
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "tuning.md"
+    searches = [command.words for command in commands_of(page) if MODES & {*command.words}]
+    assert len(searches) == 3
+    flags = [*small["train.py"], "--epochs", "1"]
+    for number, words in enumerate(searches, 1):
+        given = train.parse_args([*words[2:], *flags, "--evolve", str(number)])[0]
+        evolve(given, CPU, train.main)
+    assert len(Path("runs/evolve/exp/evolve.csv").read_text().splitlines()) == 1 + len(searches)
+
+    space = next(block.text for block in read_page(page)[0] if block.language == "text")
+    Path("space.yaml").write_text(space.replace("320", "64").replace("640", "128"))
+    words = documented_words("training.tune")[3:]
+    own, given, _ = tune_command.parse_args([*words, *flags, "--trials", "2"])
+    tune(own, given, CPU, train.main)
+    assert len(Path("runs/tune/exp/trials.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.slow

@@ -94,6 +94,12 @@ class FlagParser(argparse.ArgumentParser):
             raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
         return values
 
+    def read_known(
+        self, arguments: Sequence[str] | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the flags that are known; return the other words too, for another parser."""
+        return self.parse_known_args(arguments)
+
     def suggest(self, values: Mapping[str, Sequence[str]]) -> None:
         """Complete the value of a flag, by its name without dashes, with these words in a shell."""
         for action in self._actions:

@@ -209,10 +209,20 @@ def commands(data: str, model: str, folder: Path) -> dict[str, list[str]]:
             f"detect.py --weights {trained}/weights/best.pt --save-json --project {folder} --name "
             f"detected --source {Path(data).parent}/with-playlist --conf 0 --max-det 3 --device cpu"
         ),
+        "evolve": (
+            f"train.py --data {data} --cfg {model} --batch 4 --epochs 1 --evolve 1 --name evolved "
+            f"{flags}"
+        ),
         "models": "-m models yolov5n.yaml",
         "metrics": f"-m utils.metrics {files}",
         "shapes": f"-m data.shapes --root {folder}/shapes --train 2 --val 1 --size 64",
     }
+    if find_spec("optuna"):
+        (folder / "space.yaml").write_text("lr0: {low: 1e-3, high: 0.1}\n")
+        words["tune"] = (
+            f"-m training.tune --space {folder}/space.yaml --trials 1 --data {data} --cfg {model} "
+            f"--batch 4 --epochs 1 --name tuned {flags}"
+        )
     return {name: text.split() for name, text in words.items()}
 
 

@@ -75,16 +75,16 @@ def lock_folder(folder: Path, wait_s: float = 5.0) -> FolderLock:
 
 
 @contextmanager
-def exclusive_access(folder: Path) -> Iterator[None]:
+def exclusive_access(folder: Path, *, quiet: bool = False) -> Iterator[None]:
     """Lock `folder` during the block: other processes, on all machines that share the disk, wait.
 
     The folder is created, and removed at the end if it is empty. The operating system releases the
-    lock of a killed process.
+    lock of a killed process. quiet: print no line about waiting, for work of less than a second.
 
     Raises: FaultError if the disk does not support locks.
     """
     file = folder / "lock"
-    descriptor = _take(file)
+    descriptor = _take(file, quiet=quiet)
     try:
         yield
     finally:
@@ -95,9 +95,9 @@ def exclusive_access(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(file: Path) -> int:
+def _take(file: Path, *, quiet: bool) -> int:
     """Wait for the lock of `file`; return the open file descriptor that holds it."""
-    reported = False
+    reported = quiet
     while True:
         with suppress(FileExistsError):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""training/tune/storage.py: where a study is, and that no password is shown."""
+
+import re
+
+import pytest
+
+from training.tune import storage as storage_module
+from training.tune.storage import Storage
+from utils.terminal import FaultError
+
+optuna = pytest.importorskip("optuna", reason="an optional package")
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch):
+    monkeypatch.setattr(storage_module, "TRY_AGAIN_S", 0.0)
+
+
+def test_storage_is_tried_again(tmp_path, monkeypatch):
+    """Two machines may create the tables of an empty database at once."""
+    storage = Storage("", tmp_path)
+    answers = iter([RuntimeError("exists"), RuntimeError("exists"), "opened"])
+
+    def answer(storages):
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(storage, "_open", answer)
+    assert storage.open() == "opened"
+
+
+SECRETS = ("kestrel", "p%40ss:word", "p@ss:word", "hush", "sslpassword")
+URL = "postgresql://kestrel:p%40ss:word@db.example:5432/studies?sslpassword=hush"
+
+
+def test_default_is_a_database_in_the_folder(tmp_path):
+    storage = Storage("", tmp_path)
+    assert storage.shown == f"sqlite:///{tmp_path}/study.db"
+    storage.open()
+    assert (tmp_path / "study.db").exists()
+
+
+def test_path_is_a_journal_file(tmp_path):
+    storage = Storage(str(tmp_path / "study.log"), tmp_path)
+    assert storage.shown == str(tmp_path / "study.log")
+    assert isinstance(storage.open(), optuna.storages.JournalStorage)
+    assert (tmp_path / "study.log").exists()
+
+
+def test_path_of_a_database_is_refused(tmp_path):
+    sentence = "--storage a.db: for an SQLite file give sqlite:///a.db; other names are journal"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        Storage("a.db", tmp_path)
+
+
+def test_password_is_never_shown(tmp_path):
+    storage = Storage(URL, tmp_path)
+    assert storage.shown == "postgresql://db.example:5432/studies"
+    said = storage.without_secrets(RuntimeError(f"cannot parse {URL!r}: p@ss:word is wrong, hush"))
+    with pytest.raises(ValueError, match=r"^--storage postgresql://db\.example") as no:
+        storage.open()  # there is no driver, or no such host
+    with pytest.raises(FaultError) as fault, storage.errors_in_a_sentence():
+        raise optuna.exceptions.StorageInternalError(f"no answer from {URL}")
+    for error in (no.value, fault.value):
+        assert error.__cause__ is None
+        assert error.__suppress_context__
+        said += str(error)
+    for secret in SECRETS:
+        assert secret not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nothing://user:secret@host/x", "sqlite:////proc/no/folder/x.db", "postgresql://:secret@"],
+)
+def test_storage_that_cannot_be_opened_is_reported(tmp_path, url):
+    with pytest.raises(ValueError, match=r"^--storage \w+://") as error:
+        Storage(url, tmp_path).open()
+    assert "secret" not in str(error.value)
+
+
+def test_other_errors_pass(tmp_path):
+    with pytest.raises(KeyError), Storage("", tmp_path).errors_in_a_sentence():
+        raise KeyError("a bug")

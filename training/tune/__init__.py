@@ -1,0 +1,1 @@
+"""python -m training.tune: search for hyper-parameters and flags with Optuna."""
