@@ -43,13 +43,23 @@ from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     """Return the flags. Raises ValueError, in one sentence, for a command line that is wrong."""
     parser = FlagParser(__doc__)
-    add = parser.add_argument
+    add = parser.add_argument_group("model").add_argument
     add(
         "--weights",
         nargs="+",
         default=[],
         help="checkpoints or exported models, several make an ensemble",
     )
+    add(
+        "--head",
+        default="",
+        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
+    )
+    add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
+    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+    add("--device", default="", help="cpu, mps or a GPU number")
+
+    add = parser.add_argument_group("images").add_argument
     add(
         "--source",
         default="",
@@ -60,6 +70,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default="",
         help="data set (as for train.py) whose class names, and their order, are used",
     )
+    add("--batch-size", "--batch", type=int, default=1, help="images in one forward pass")
     add(
         "--imgsz",
         "--img",
@@ -70,22 +81,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default=[],
         help="long side, or height width, in pixels",
     )
-    add("--batch-size", "--batch", type=int, default=1, help="images in one forward pass")
-    add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
-    add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
-    add("--max-det", type=int, default=1000, help="max detections per image")
-    add("--classes", nargs="+", help="keep only detections of these classes, by number or name")
-    add(
-        "--agnostic-nms",
-        action="store_true",
-        help="boxes of different classes suppress each other too",
-    )
-    add(
-        "--multi-label",
-        action="store_true",
-        help="a box may have several classes, as in val.py (on with --save-json)",
-    )
-    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
     add(
         "--tile",
         type=int,
@@ -101,14 +96,25 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         action="store_true",
         help="with tiles, detect in the whole image too, for large objects",
     )
-    add("--device", default="", help="cpu, mps or a GPU number")
-    add(
-        "--head",
-        default="",
-        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
-    )
-    add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
+
+    add = parser.add_argument_group("detections").add_argument
+    add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
+    add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
+    add("--max-det", type=int, default=1000, help="max detections per image")
+    add("--classes", nargs="+", help="keep only detections of these classes, by number or name")
+    add(
+        "--agnostic-nms",
+        action="store_true",
+        help="boxes of different classes suppress each other too",
+    )
+    add(
+        "--multi-label",
+        action="store_true",
+        help="a box may have several classes, as in val.py (on with --save-json)",
+    )
+
+    add = parser.add_argument_group("files").add_argument
     add("--save-txt", action="store_true", help="save detections as YOLO label files")
     add(
         "--save-format",
@@ -132,6 +138,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     )
     add("--save-crop", action="store_true", help="save each detected object as an image")
     add("--nosave", action="store_true", help="save no pictures and videos")
+    add("--project", default="runs/detect", help="folder for run folders")
+    add("--name", default="exp", help="the run folder's name")
+    add("--exist-ok", action="store_true", help="use an existing run folder")
+
+    add = parser.add_argument_group("pictures").add_argument
     add(
         "--view-img",
         action="store_true",
@@ -145,10 +156,10 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     )
     add("--hide-labels", action="store_true", help="draw boxes without class names")
     add("--hide-conf", action="store_true", help="draw class names without scores")
-    add("--project", default="runs/detect", help="folder for run folders")
-    add("--name", default="exp", help="the run folder's name")
-    add("--exist-ok", action="store_true", help="use an existing run folder")
+
+    add = parser.add_argument_group("output").add_argument
     add("--quiet", action="store_true", help="print errors only")
+
     parser.refuse(NOT_IN_DETECT)
     parser.hint(HINTS)
     parser.stray_file_hint = "--source takes one path; put a pattern into quotes: 'photos/*.jpg'"

@@ -42,11 +42,11 @@ MAX_LOSS = 0.01  # of mAP, above which 8-bit integers are reported to cost too m
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     """Return the flags of a command line, not checked yet."""
     parser = FlagParser(__doc__)
-    add = parser.add_argument
-
-    # Which files.
-    add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
     formats = ", ".join(FORMATS)
+    need_gpu = " and ".join(each.title for each in FORMATS.values() if each.half_needs_gpu)
+
+    add = parser.add_argument_group("model and formats").add_argument
+    add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
     add("--include", nargs="+", default=["torchscript"], help=f"formats: {formats}")
     add(
         "--imgsz",
@@ -60,11 +60,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     )
     add("--batch-size", "--batch", type=int, default=1, help="images per batch, if not --dynamic")
     add(
-        "--device",
-        default="cpu",
-        help='"cpu" or a GPU number, to trace TorchScript and compare with torch',
-    )
-    add(
         "--dynamic",
         action="store_true",
         help="take any batch size, and any height and width that fit the stride",
@@ -74,9 +69,19 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default="",
         help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
     )
+    add(
+        "--device",
+        default="cpu",
+        help='"cpu" or a GPU number, to trace TorchScript and compare with torch',
+    )
+    add("--opset", type=int, default=17, help="ONNX operator set")
+    add(
+        "--simplify",
+        action="store_true",
+        help="accepted for YOLOv5's sake: torch's exporter always simplifies",
+    )
 
-    # Precision.
-    need_gpu = " and ".join(each.title for each in FORMATS.values() if each.half_needs_gpu)
+    add = parser.add_argument_group("precision").add_argument
     add("--half", action="store_true", help=f"16-bit weights; {need_gpu} needs a GPU")
     add(
         "--int8",
@@ -91,14 +96,17 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         "--int8",
     )
     add("--calibration-images", type=int, default=300, help="images of the train split for --int8")
-
-    # Non-maximum suppression.
-    add("--nms", action="store_true", help="put non-maximum suppression into the file")
+    add("--workers", type=int, default=4, help="max DataLoader workers")
     add(
-        "--agnostic-nms",
-        action="store_true",
-        help="with --nms: boxes of different classes suppress each other",
+        "--cache-dir",
+        default="",
+        help="folder for cached labels (default: the user's cache folder)",
     )
+
+    add = parser.add_argument_group("suppression inside the file").add_argument
+    add("--nms", action="store_true", help="put non-maximum suppression into the file")
+    add("--conf-thres", "--conf", type=float, default=0.25, help="with --nms: confidence threshold")
+    add("--iou-thres", "--iou", type=float, default=0.45, help="with --nms: IoU threshold")
     add(
         "--topk-all",
         "--max-det",
@@ -106,23 +114,15 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default=100,
         help="with --nms: max detections per image",
     )
-    add("--iou-thres", "--iou", type=float, default=0.45, help="with --nms: IoU threshold")
-    add("--conf-thres", "--conf", type=float, default=0.25, help="with --nms: confidence threshold")
-
-    # The rest.
-    add("--opset", type=int, default=17, help="ONNX operator set")
     add(
-        "--simplify",
+        "--agnostic-nms",
         action="store_true",
-        help="accepted for YOLOv5's sake: torch's exporter always simplifies",
+        help="with --nms: boxes of different classes suppress each other",
     )
-    add("--workers", type=int, default=4, help="max DataLoader workers")
-    add(
-        "--cache-dir",
-        default="",
-        help="folder for cached labels (default: the user's cache folder)",
-    )
+
+    add = parser.add_argument_group("output").add_argument
     add("--quiet", action="store_true", help="print errors only")
+
     parser.refuse(NOT_IN_EXPORT)
     parser.hint(HINTS | {"format": "did you mean --include?"})
     return parser.read(arguments)

@@ -44,12 +44,21 @@ from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:
     parser = FlagParser(__doc__, argument_default=SUPPRESS, defaults=TrainConfig().as_dict())
-    add = parser.add_argument
+    add = parser.add_argument_group("model").add_argument
     add("--weights", help="checkpoint to fine-tune from; '' trains from scratch")
     add(
         "--cfg",
         help="model, for example yolov5s.yaml (default: the checkpoint's, else yolov5n.yaml)",
     )
+    add(
+        "--freeze",
+        nargs="+",
+        type=int,
+        help="layers to freeze: N for the first N, or layer numbers",
+    )
+    add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
+
+    add = parser.add_argument_group("data").add_argument
     add(
         "--data",
         nargs="+",
@@ -62,6 +71,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--names", nargs="+", help="class names of data that have none, in order")
     add("--merge", nargs="+", help="OLD=NEW ...: rename classes, or join them with others")
     add("--classes", nargs="+", help="train only these classes, by number or name")
+    add("--single-cls", action="store_true", help="treat all classes as one class")
     add(
         "--data-weights",
         nargs="+",
@@ -74,15 +84,14 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         help="download the data set, and weights of models/pretrained.yaml",
     )
     add(
-        "--hyp",
-        help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data",
+        "--cache", nargs="?", const="ram", help="cache decoded images: auto, ram, disk, device, off"
     )
     add(
-        "--augmentations",
-        nargs=1,
-        metavar="FILE",
-        help="YAML file of Albumentations' transforms, applied after the augmentation of --hyp",
+        "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
     )
+    add("--workers", type=int, help="max DataLoader workers per process")
+
+    add = parser.add_argument_group("training").add_argument
     add("--epochs", type=int, help="passes over the training images")
     add(
         "--batch-size",
@@ -98,6 +107,16 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         help="image size in pixels, for training and validation",
     )
     add(
+        "--rect",
+        action="store_true",
+        help="rectangular batches of images of similar shape; no mosaic",
+    )
+    add(
+        "--multi-scale",
+        action="store_true",
+        help="vary the image size by up to 50%% from batch to batch",
+    )
+    add(
         "--tile",
         type=int,
         help="train on tiles of this side, in pixels, resized to --imgsz; 0: on whole images",
@@ -107,34 +126,35 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         type=float,
         help="minimum overlap of neighboring tiles, as a fraction of their side",
     )
-    add(
-        "--rect",
-        action="store_true",
-        help="rectangular batches of images of similar shape; no mosaic",
-    )
+    add("--seed", type=int, help="random seed of weights, sample order and augmentation")
     add(
         "--resume",
         nargs="?",
         const="newest",
         help="resume a run: its folder or last.pt, or the newest run",
     )
+
+    add = parser.add_argument_group("recipe").add_argument
     add(
-        "--nosave",
-        action="store_true",
-        help="save only at the end, and on a signal such as SIGTERM",
+        "--hyp",
+        help="hyper-parameter YAML, as a path or a name in data/hyps/; auto: chosen from the data",
     )
-    add("--noval", action="store_true", help="validate only at the end")
-    add("--val-period", type=int, help="validate every N epochs, and at the end")
-    add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
-    add("--noplots", action="store_true", help="draw no pictures, write no report")
-    add(
-        "--multi-scale",
-        action="store_true",
-        help="vary the image size by up to 50%% from batch to batch",
-    )
-    add("--single-cls", action="store_true", help="treat all classes as one class")
     add("--optimizer", help="SGD, Adam, AdamW, Muon or auto")
-    add("--workers", type=int, help="max DataLoader workers per process")
+    add("--cos-lr", action="store_true", help="cosine learning-rate schedule instead of linear")
+    add("--label-smoothing", type=float, help="label smoothing epsilon")
+    add(
+        "--augmentations",
+        nargs=1,
+        metavar="FILE",
+        help="YAML file of Albumentations' transforms, applied after the augmentation of --hyp",
+    )
+    add(
+        "--close-mosaic",
+        type=int,
+        help="turn off mosaic, mixup and copy-paste for the last N epochs",
+    )
+
+    add = parser.add_argument_group("rare classes").add_argument
     add(
         "--image-weights",
         action="store_true",
@@ -152,28 +172,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         help="weights of classes in the loss: auto (rare ones higher), a YAML of name: weight, or "
         "NAME=WEIGHT ...",
     )
-    add("--sync-bn", action="store_true", help="synchronize BatchNorm over all processes")
-    add("--shard", action="store_true", help="experimental: shard weights and optimizer state")
+
+    add = parser.add_argument_group("which epoch is the best").add_argument
     add(
-        "--checkpoint-activations",
-        action="store_true",
-        help="activation checkpointing: less memory, slower",
+        "--fitness",
+        help="what decides which epoch is the best, for example 'AP50 + AP[person]' "
+        "(default: 0.1*AP50 + 0.9*AP)",
     )
-    add("--project", help="folder for run folders")
-    add("--name", help="the run folder's name; a number is added if it is taken")
-    add("--exist-ok", action="store_true", help="use an existing run folder")
-    add("--cos-lr", action="store_true", help="cosine learning-rate schedule instead of linear")
-    add("--label-smoothing", type=float, help="label smoothing epsilon")
     add("--patience", type=int, help="early stopping: epochs without improvement; 0: never")
-    add(
-        "--freeze",
-        nargs="+",
-        type=int,
-        help="layers to freeze: N for the first N, or layer numbers",
-    )
-    add("--save-period", type=int, help="keep a checkpoint every N epochs; -1: none")
-    add("--save-minutes", type=float, help="also save every N minutes; 0: only after epochs")
-    add("--seed", type=int, help="random seed of weights, sample order and augmentation")
+    add("--val-period", type=int, help="validate every N epochs, and at the end")
+    add("--noval", action="store_true", help="validate only at the end")
+
+    add = parser.add_argument_group("speed and memory").add_argument
     add("--amp", help="precision: auto, fp32, bf16, fp16 (mixed) or fp64")
     add(
         "--compile",
@@ -182,25 +192,31 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         help="torch.compile: default, reduce-overhead, max-autotune, off",
     )
     add(
-        "--close-mosaic",
-        type=int,
-        help="turn off mosaic, mixup and copy-paste for the last N epochs",
+        "--checkpoint-activations",
+        action="store_true",
+        help="activation checkpointing: less memory, slower",
     )
+
+    add = parser.add_argument_group("run folder").add_argument
+    add("--project", help="folder for run folders")
+    add("--name", help="the run folder's name; a number is added if it is taken")
+    add("--exist-ok", action="store_true", help="use an existing run folder")
     add(
-        "--cache", nargs="?", const="ram", help="cache decoded images: auto, ram, disk, device, off"
+        "--nosave",
+        action="store_true",
+        help="save only at the end, and on a signal such as SIGTERM",
     )
-    add(
-        "--cache-dir", help="folder for cached labels and images (default: the user's cache folder)"
-    )
-    add("--entity", help="account of Weights & Biases that gets the run (default: yours)")
+    add("--save-period", type=int, help="keep a checkpoint every N epochs; -1: none")
+    add("--save-minutes", type=float, help="also save every N minutes; 0: only after epochs")
+    add("--noplots", action="store_true", help="draw no pictures, write no report")
+
+    add = parser.add_argument_group("loggers").add_argument
     add("--loggers", nargs="*", action="extend", help="the next flags by name; none: no logger")
     for name, logger in LOGGERS.items():
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
-    add(
-        "--fitness",
-        help="what decides which epoch is the best, for example 'AP50 + AP[person]' "
-        "(default: 0.1*AP50 + 0.9*AP)",
-    )
+    add("--entity", help="account of Weights & Biases that gets the run (default: yours)")
+
+    add = parser.add_argument_group("search for hyper-parameters").add_argument
     add(
         "--evolve",
         nargs="?",
@@ -215,6 +231,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         const="newest",
         help="continue a search of --evolve: its folder, or the newest search",
     )
+
+    add = parser.add_argument_group("several processes").add_argument
+    add("--sync-bn", action="store_true", help="synchronize BatchNorm over all processes")
+    add("--shard", action="store_true", help="experimental: shard weights and optimizer state")
+
     parser.suggest({**CHOICES, "optimizer": OPTIMIZER_CHOICES, "loggers": tuple(LOGGERS)})
     parser.refuse(NOT_IN_TRAIN)
     parser.hint(hints_for_train(Hyp().as_dict()))

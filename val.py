@@ -39,7 +39,7 @@ from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:
     parser = FlagParser(__doc__)
-    add = parser.add_argument
+    add = parser.add_argument_group("model").add_argument
     add(
         "--weights",
         nargs="+",
@@ -47,11 +47,26 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         help="checkpoints, several make an ensemble (default: the newest best.pt)",
     )
     add(
+        "--head",
+        default="",
+        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
+    )
+    add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
+    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+
+    add = parser.add_argument_group("data").add_argument
+    add(
         "--data",
         nargs="+",
         default=[],
         help="data set: a YAML, a folder, an archive, or an annotation tool's file (default: the "
         "one the checkpoint was trained on)",
+    )
+    add(
+        "--task",
+        default="val",
+        choices=["train", "val", "test", "speed"],
+        help="split to evaluate, or speed on val",
     )
     add(
         "--val-split",
@@ -69,11 +84,20 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         default=[],
         help="metrics of these classes only, by number or name (default: as trained)",
     )
+    add("--single-cls", action="store_true", help="treat all classes as one class")
     add(
         "--download",
         action="store_true",
         help="download the data set, and weights of models/pretrained.yaml",
     )
+    add(
+        "--cache-dir",
+        default="",
+        help="folder for cached labels (default: the user's cache folder)",
+    )
+    add("--workers", type=int, default=8, help="max DataLoader workers per process")
+
+    add = parser.add_argument_group("images").add_argument
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
     add(
         "--imgsz",
@@ -82,6 +106,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         type=int,
         default=0,
         help="long side in pixels (default: as trained)",
+    )
+    add(
+        "--square",
+        action="store_true",
+        help="letterbox to a square, as models exported for a fixed size need",
     )
     add(
         "--tile",
@@ -98,23 +127,13 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         action="store_true",
         help="with tiles, detect in the whole image too, for large objects",
     )
-    add(
-        "--square",
-        action="store_true",
-        help="letterbox to a square, as models exported for a fixed size need",
-    )
+
+    add = parser.add_argument_group("detections").add_argument
     add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
     add("--max-det", type=int, default=300, help="max detections per image")
-    add(
-        "--task",
-        default="val",
-        choices=["train", "val", "test", "speed"],
-        help="split to evaluate, or speed on val",
-    )
-    add("--workers", type=int, default=8, help="max DataLoader workers per process")
-    add("--single-cls", action="store_true", help="treat all classes as one class")
-    add("--augment", action="store_true", help="test-time augmentation: three scales, one mirrored")
+
+    add = parser.add_argument_group("results").add_argument
     add("--verbose", action="store_true", help="print a line for each class")
     add("--save-txt", action="store_true", help="save detections as YOLO label files")
     add("--save-conf", action="store_true", help="add scores to the label files")
@@ -127,20 +146,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add("--project", default="runs/val", help="folder for run folders")
     add("--name", default="exp", help="the run folder's name")
     add("--exist-ok", action="store_true", help="use an existing run folder")
-    add(
-        "--head",
-        default="",
-        help="o2o or o2m, of a model with two heads (default: o2o, which needs no NMS)",
-    )
-    add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
-    add(
-        "--cache-dir",
-        default="",
-        help="folder for cached labels (default: the user's cache folder)",
-    )
+
+    add = parser.add_argument_group("loggers").add_argument
     for name, logger in LOGGERS.items():
         help_text = logger.help.replace("log to", "log the result to")
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=help_text)
+
     parser.refuse(NOT_IN_VAL)
     parser.hint(HINTS)
     launch, values = read_launch(parser, arguments)

@@ -69,7 +69,7 @@ def read_launch(
     parser: FlagParser, arguments: Sequence[str] | None = None
 ) -> tuple[Launch, dict[str, Any]]:
     """Parse a command line into Launch, whose flags every script has, and the other flags."""
-    add = parser.add_argument
+    add = parser.add_argument_group("devices and processes").add_argument
     add(
         "--device",
         help="cpu, mps, a GPU number, or several (0,1): DataParallel, or one per process",
@@ -93,6 +93,8 @@ def read_launch(
         type=int,
         help="set by older launchers (default: from LOCAL_RANK)",
     )
+
+    add = parser.add_argument_group("output").add_argument
     add("--quiet", action="store_true", help="print errors only")
     defaults = asdict(Launch())
     parser.set_defaults(**defaults)
