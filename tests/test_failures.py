@@ -556,7 +556,12 @@ def assert_all_refuse(
         assert errors.startswith("error: ")
         assert sentence in errors
         assert errors.count("\n") == 1
-        assert not any(rank.out for rank in ranks)
+        assert not any(line for rank in ranks for line in said_after_device(rank))
+
+
+def said_after_device(rank: Rank) -> list[str]:
+    """The lines on standard output but for the first one, which names the device."""
+    return [line for line in rank.out.splitlines() if not line.startswith("device: ")]
 
 
 def two_environments(number: int | None, **variables: str) -> list[dict[str, str]]:

@@ -38,7 +38,7 @@ def test_close_misspellings_get_a_suggestion(word, flag):
     )
 
 
-@pytest.mark.parametrize("word", ["--comet", "--classes", "--amp-off", "--evo"])
+@pytest.mark.parametrize("word", ["--comet", "--amp-off", "--evo"])
 def test_distant_misspellings_get_no_suggestion(word):
     assert error_message(train, word) == f"unknown flag {word}; --help lists the flags"
 
