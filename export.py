@@ -45,7 +45,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     formats = ", ".join(FORMATS)
     need_gpu = " and ".join(each.title for each in FORMATS.values() if each.half_needs_gpu)
 
-    add = parser.add_argument_group("model and formats").add_argument
+    add = parser.add_argument_group("model and files").add_argument
     add("--weights", nargs="+", default=[], help="checkpoints (default: the newest best.pt)")
     add("--include", nargs="+", default=["torchscript"], help=f"formats: {formats}")
     add(

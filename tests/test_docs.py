@@ -587,7 +587,9 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
         small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir")
     )
     commands = dict.fromkeys(
-        command.words for command in PYTHON_COMMANDS if command.words[:2] == ("python", "export.py")
+        command.words
+        for command in PYTHON_COMMANDS
+        if command.words[:2] == ("python", "export.py") and not EXITS & {*command.words}
     )
     assert len(commands) > 4
     for number, words in enumerate(map(list, commands)):
