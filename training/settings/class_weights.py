@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from yaml.nodes import MappingNode, ScalarNode
 
 from data import Draws, Labels
@@ -16,7 +15,9 @@ from utils.printable import counted, did_you_mean, excerpt, printable
 AUTO = "auto"
 MAX_BYTES = 4 * 1024 * 1024  # of a file
 SHOWN_CLASSES = 6
-ALLOWED = "choose a number above 0"
+# Weights are multiples of 2^-20 in a loss, and a batch's sum of them must be a number.
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+ALLOWED = f"choose a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 
 
 def choose_class_weights(
@@ -35,14 +36,15 @@ def choose_class_weights(
         draws: how often an epoch draws each, for "auto".
         known: further classes of the data, which may have weights, too.
 
-    Raises ValueError if a class is unknown, or a weight is not a positive number.
+    Raises ValueError if a class is unknown, or a weight is not an allowed number.
     """
     if not given:
         return ()
     all_names = list(dict.fromkeys([*names, *known]))
     if tuple(given) == (AUTO,):
         boxes = boxes_per_class(labels, draws.factors, len(names))
-        of_class = dict(zip(names, inverse_root_weights(boxes).tolist(), strict=True))
+        weights = inverse_root_weights(boxes).clip(MIN_WEIGHT, MAX_WEIGHT)
+        of_class = dict(zip(names, weights.tolist(), strict=True))
     elif len(given) == 1 and _is_file(given[0]):
         of_class = _read_file(Path(given[0]), all_names)
     else:
@@ -119,7 +121,7 @@ def _read_words(words: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 def _checked(name: str, text: str, names: Sequence[str]) -> Mapping[str, float]:
     """Return the weight of a class by its name.
 
-    Raises ValueError if the class is not in `names`, or the weight is not a positive number.
+    Raises ValueError if the class is not in `names`, or the weight is not an allowed number.
     """
     if name not in names:
         classes = counted(len(names), "class")
@@ -129,7 +131,6 @@ def _checked(name: str, text: str, names: Sequence[str]) -> Mapping[str, float]:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    # in float32 it must be a number above 0, too
-    if not (np.float32(weight) > 0 and math.isfinite(np.float32(weight))):
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"the weight of class '{excerpt(name)}' is '{excerpt(text)}': {ALLOWED}")
     return {name: weight}
