@@ -51,7 +51,7 @@ def report_change(cfg: TrainConfig, say: Say) -> None:
     path, text = cfg.augmentations
     with suppress(ValueError):  # it is gone, or is on another machine
         if text_of(Path(path)) != text:
-            say(f"{path} has changed: the run keeps the transforms that it began with")
+            say(f"{printable(path)} has changed: the run keeps the transforms that it began with")
 
 
 def text_digest(cfg: TrainConfig) -> str:

@@ -14,6 +14,7 @@ from utils.printable import counted, did_you_mean, excerpt, printable
 
 MAX_BYTES = 64 * 1024
 WHAT = "file of augmentations"
+MAX_COUNT = 100  # of steps that SomeOf applies
 # groups: the chance that they are applied at all
 GROUP_CHANCE = {ONE_OF: 0.5, SOME_OF: 1.0, "Sequential": 0.5, "Compose": 1.0}
 Plain = float | str | bool | None | list[Any] | dict[str, Any]
@@ -118,8 +119,8 @@ def _group(name: str, entries: dict[str, Node], place: str, file: str) -> Step:
     chance = values.get("p", GROUP_CHANCE[name])
     _check_chance(chance, place, name)
     count = values.get("n", 1)
-    if type(count) is not int or count < 1:
-        raise ValueError(f"{place}: n of {name} is {_shown(count)}, expected 1 or more")
+    if type(count) is not int or not 1 <= count <= MAX_COUNT:
+        raise ValueError(f"{place}: n of {name} is {_shown(count)}, expected 1 to {MAX_COUNT}")
     repeats = values.get("replace", False)
     if type(repeats) is not bool:
         raise ValueError(f"{place}: replace of {name} is {_shown(repeats)}, expected true or false")
@@ -162,6 +163,8 @@ def _plain(node: Node, file: str) -> Plain:
         is_finite = math.isfinite(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return value
+    except OverflowError:  # a whole number beyond the largest float
+        is_finite = False
     if not is_finite:
         raise ValueError(f"{where(file, node)}: {excerpt(text)} is not a finite number")
     return value

@@ -7,6 +7,7 @@ import pytest
 
 from data.augment.transforms.file import Step, parse_transforms, read_transforms
 from data.augment.transforms.names import BOX_TRANSFORMS, GROUPS, PIXEL_TRANSFORMS, REFUSED
+from utils.printable import excerpt
 
 
 def steps(text: str) -> tuple[Step, ...]:
@@ -40,6 +41,10 @@ def test_groups_have_their_own_settings_and_defaults():
 
 
 ERRORS = {
+    f"- {{name: Blur, blur_limit: {'9' * 400}}}": "f.yaml line 1: "
+    f"{excerpt('9' * 400)} is not a finite number",
+    "- {name: SomeOf, n: 101, replace: true, transforms: [{name: Blur}]}": "f.yaml line 1: n of "
+    "SomeOf is 101, expected 1 to 100",
     "": "f.yaml: expected a list of transforms: - {name: Blur, p: 0.1}",
     "[]": "f.yaml: expected a list of transforms: - {name: Blur, p: 0.1}",
     "name: Blur": "f.yaml: expected a list of transforms: - {name: Blur, p: 0.1}",
@@ -70,7 +75,7 @@ ERRORS = {
     "- {name: OneOf, n: 1, transforms: [{name: Blur}]}": "f.yaml line 1: OneOf has no 'n'; it has "
     "transforms, p",
     "- {name: SomeOf, n: 0, transforms: [{name: Blur}]}": "f.yaml line 1: n of SomeOf is 0, "
-    "expected 1 or more",
+    "expected 1 to 100",
     "- {name: SomeOf, n: 2, transforms: [{name: Blur}]}": "f.yaml line 1: n of SomeOf is 2, but it "
     "has 1 transform",
     "- {name: SomeOf, replace: 1, transforms: [{name: Blur}]}": "f.yaml line 1: replace of SomeOf "
