@@ -314,6 +314,7 @@ def _split(
         )
 
     entries = node.value if isinstance(node, SequenceNode) else [node]
+    weight_of: dict[Path, float] = {}
     paths = []
     for given in entries:
         entry, weight = _weighted(file, key, given)
@@ -325,7 +326,7 @@ def _split(
         if text.startswith("../") and os.path.exists(inside) and not os.path.exists(path):
             moved.append(printable(text))
             path = inside
-        if path in paths and weights.get(path, 1.0) != weight:
+        if weight_of.setdefault(path, weight) != weight:
             problem = f"'{key}' lists {printable(text)} twice, with different weights"
             raise ValueError(f"{where(file, entry)}: {problem}")
         paths.append(path)

@@ -81,6 +81,7 @@ def open_data(
         if choices.weights:
             pairs = zip(layouts, choices.weights, strict=True)
             layouts = [layout.weighted(weight) for layout, weight in pairs]
+            _check_products(layouts)
         folder = _written_folder([one.path for one in given], choices, cache)
         spec = write_data_set(layouts, choices, folder, cache=cache, needs_train=needs_train)
         notes = (*_notes(given), *spec.notes)
@@ -214,6 +215,15 @@ def _check_weights(weights: Sequence[float], names: Sequence[str]) -> None:
     if len(weights) != len(names) or len(names) == 1:
         given = f"{counted(len(weights), 'weight')} for {counted(len(names), 'data set')}"
         raise ValueError(f"--data-weights: {given}: give several --data, and a weight for each")
+
+
+def _check_products(layouts: Sequence[Layout]) -> None:
+    """Raise ValueError if weights of --data-weights, times those of the data, are not allowed."""
+    for layout in layouts:
+        for source, weight in layout.weights.items():
+            if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+                product = f"times the weight of {printable(source)} is {weight:g}"
+                raise ValueError(f"--data-weights: {product}: {ALLOWED_WEIGHTS}")
 
 
 def _require_train(spec: DataSpec | None) -> None:

@@ -128,6 +128,8 @@ def test_data_weights_multiply_those_of_a_yaml(folders: Path, tmp_path: Path) ->
     dataset = opened(file, folders / "b", cache=tmp_path, weights=(0.5, 3.0), val_split=0)
     dataset.balance(0.0)
     assert weights_by_folder(dataset) == {"a": {2.0}, "b": {3.0}}
+    with pytest.raises(ValueError, match=r"--data-weights: times the weight of .*/a is 4000: choo"):
+        opened(file, folders / "b", cache=tmp_path, weights=(1000.0, 1.0), val_split=0)
 
 
 def test_names_of_mixed_data_must_be_equal(folders: Path, tmp_path: Path) -> None:
