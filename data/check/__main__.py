@@ -17,7 +17,14 @@ from collections.abc import Sequence
 
 import torch
 
-from data.check.command_line import add_flags, check_flags, choices_of, examine, show
+from data.check.command_line import (
+    ALLOWED_SIZES,
+    add_flags,
+    check_flags,
+    choices_of,
+    examine,
+    show,
+)
 from data.check.findings import Diagnosis
 from data.splits import open_dataset
 from utils.distributed.world import World
@@ -47,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     """Check as the command line says. Raises ValueError as `open_dataset` and `show` do."""
     args = parse_args(arguments)
     check_flags(args)
+    if args.imgsz == 0:
+        raise ValueError(f"--imgsz 0: {ALLOWED_SIZES}")
     dataset = open_dataset(
         args.data,
         (),

@@ -51,9 +51,13 @@ class Row(NamedTuple):
         x, y, width, height = self.split.labels.boxes_xywh[self.number].tolist()
         return x, y, width, height
 
+    @property
+    def class_id(self) -> int:
+        return int(self.split.labels.classes[self.number])
+
     def class_name(self, examined: Examined) -> str:
         """Return the name of its class, ready to print."""
-        return excerpt(examined.names[int(self.split.labels.classes[self.number])])
+        return excerpt(examined.names[self.class_id])
 
 
 def box_example(
@@ -123,32 +127,39 @@ def check_boxes(examined: Examined) -> list[Finding]:
 
 def _outside(examined: Examined) -> Finding:
     """Return the boxes that reach out of their images: readers clip those of most formats."""
+    count = 0
     chosen = []
     for split in examined.splits:
         labels = split.labels
         sizes = np.repeat(labels.sizes, np.diff(labels.offsets), 0)
         ends = labels.boxes_xywh[:, :2] + labels.boxes_xywh[:, 2:]
         beyond = np.maximum(-labels.boxes_xywh[:, :2], ends - sizes).max(1, initial=0)
-        for row in _rows(split, np.flatnonzero((beyond > OUTSIDE_PX) & ~labels.crowd)):
+        numbers = np.flatnonzero((beyond > OUTSIDE_PX) & ~labels.crowd)
+        count += len(numbers)
+        for row in _rows(split, numbers[:MOST_LISTED]):
             chosen.append((row, f"reaches {beyond[row.number]:.0f} px out of the image"))
     return _box_finding(
         examined,
         "boxes-outside",
         "that may belong to another image: out of it by more than a pixel",
         "clip them, or look whether the labels are those of an image of another size",
+        count,
         chosen,
     )
 
 
 def _tiny(examined: Examined) -> Finding:
     """Return the boxes that augmentation drops because of their size."""
+    count = 0
     chosen = []
     for split in examined.splits:
         labels = split.labels
         scale = examined.image_size / labels.sizes.max(1)
         resized = labels.boxes_xywh[:, 2:] * np.repeat(scale, np.diff(labels.offsets))[:, None]
         short = np.minimum(labels.boxes_xywh[:, 2:], resized).min(1, initial=np.inf)
-        for row in _rows(split, np.flatnonzero((short < TINY_PX) & ~labels.crowd)):
+        numbers = np.flatnonzero((short < TINY_PX) & ~labels.crowd)
+        count += len(numbers)
+        for row in _rows(split, numbers[:MOST_LISTED]):
             _, _, width, height = row.box_xywh
             size = f"{row.class_name(examined)}, {width:.1f} x {height:.1f} px"
             chosen.append((row, f"{size} in the image, {_size_text(resized[row.number])} resized"))
@@ -157,6 +168,7 @@ def _tiny(examined: Examined) -> Finding:
         "boxes-tiny",
         f"with a side below {TINY_PX:.0f} px, in the image or at {examined.image_size} px",
         "often slips of the mouse: remove them; if they are objects, use a larger --img or --tile",
+        count,
         chosen,
     )
 
@@ -168,6 +180,7 @@ def _size_text(size: NDArray[np.float64]) -> str:
 
 def _extreme(examined: Examined) -> Finding:
     """Return the boxes that are much longer than wide, or wider."""
+    count = 0
     chosen = []
     for split in examined.splits:
         labels = split.labels
@@ -175,7 +188,9 @@ def _extreme(examined: Examined) -> Finding:
         ratio = sides.max(1, initial=0) / np.maximum(sides.min(1, initial=np.inf), 1e-9)
         is_tiny = sides.min(1, initial=np.inf) < TINY_PX  # reported as such
         extreme = (ratio > EXTREME_RATIO) & ~is_tiny & ~labels.crowd
-        for row in _rows(split, np.flatnonzero(extreme)):
+        numbers = np.flatnonzero(extreme)
+        count += len(numbers)
+        for row in _rows(split, numbers[:MOST_LISTED]):
             _, _, width, height = row.box_xywh
             what = f"{row.class_name(examined)}, {width:.0f} x {height:.0f} px"
             chosen.append((row, f"{what}, 1 to {ratio[row.number]:.0f}"))
@@ -184,23 +199,29 @@ def _extreme(examined: Examined) -> Finding:
         "boxes-extreme",
         f"more than {EXTREME_RATIO:.0f} times as long as wide",
         "look at them: upright boxes around slanted lines, or slips; few models find such boxes",
+        count,
         chosen,
     )
 
 
 def _box_finding(
-    examined: Examined, check: str, title: str, advice: str, chosen: list[tuple[Row, str]]
+    examined: Examined,
+    check: str,
+    title: str,
+    advice: str,
+    count: int,
+    chosen: list[tuple[Row, str]],
 ) -> Finding:
     """Return a warning about boxes, each with what is said of it.
 
     Args:
         examined: the data set.
-        check, title, advice: of the finding.
-        chosen: the boxes.
+        check, title, advice, count: of the finding.
+        chosen: the first boxes.
     """
     listed = chosen[:MOST_LISTED]
     examples = tuple(box_example(examined, row, what) for row, what in listed)
-    return Finding(check, WARNING, "box", title, len(chosen), advice, examples)
+    return Finding(check, WARNING, "box", title, count, advice, examples)
 
 
 # ----------------------------------------------------------------------------------- pairs of boxes
@@ -213,7 +234,7 @@ def _twice(examined: Examined) -> list[Finding]:
     same_count = other_count = 0
     for split in examined.splits:
         for earlier, row, overlap in _equal_pairs(split):
-            is_same = row.class_name(examined) == earlier.class_name(examined)
+            is_same = row.class_id == earlier.class_id
             same_count += is_same
             other_count += not is_same
             examples = same if is_same else other

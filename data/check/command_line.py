@@ -16,6 +16,8 @@ from utils.flags import FlagParser
 from utils.printable import printable
 from utils.terminal import print_lines
 
+ALLOWED_SIZES = "choose 32 to 8192 pixels"
+
 
 def add_flags(parser: FlagParser) -> None:
     """Add the flags that both commands have."""
@@ -33,7 +35,7 @@ def add_flags(parser: FlagParser) -> None:
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range, or a file that cannot be written."""
     if args.imgsz and not 32 <= args.imgsz <= 8192:
-        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
+        raise ValueError(f"--imgsz {args.imgsz}: {ALLOWED_SIZES}")
     if args.shown < 0:
         raise ValueError(f"--shown {args.shown}: choose 0 or more")
     for flag, name in (("--json", args.json), ("--html", args.html)):

@@ -34,7 +34,7 @@ def diagnose(examined: Examined, cache: Path | None, *, progress: bool = False) 
     """
     splits = {split.name: len(split.labels) for split in examined.splits}
     diagnosis = Diagnosis(examined.spec.title, splits, examined.image_size)
-    has_boxes = any(len(split.labels.classes) for split in examined.splits)
+    has_boxes = not all(split.labels.crowd.all() for split in examined.splits)
     diagnosis.tables += [split_table(examined), class_table(examined)]
     if has_boxes:
         diagnosis.tables += [size_table(examined), anchor_table(examined)]

@@ -27,10 +27,10 @@ BATCH, SMALL_BATCH = 16, 8
 
 
 def suggest(examined: Examined) -> list[Suggestion]:
-    """Return the flags of train.py for this data set; none without boxes."""
+    """Return the flags of train.py for this data set; none without boxes to be learned."""
     splits = [split for split in examined.splits if split.name == "train"] or examined.splits
     split = splits[0]
-    if not len(split.labels.boxes_xywh):
+    if split.labels.crowd.all():  # true also for no boxes at all
         return []
     image_size, wanted = image_size_for(split)
     tile = suggest_tile(split, wanted)

@@ -205,6 +205,7 @@ def test_strict_passes_clean_data(tmp_path, capsys):
     ("flags", "message"),
     [
         (["--img", "8"], r"^--imgsz 8: choose 32 to 8192 pixels$"),
+        (["--img", "0"], r"^--imgsz 0: choose 32 to 8192 pixels$"),
         (["--shown", "-1"], r"^--shown -1: choose 0 or more$"),
         (["--json", "."], r"^--json \. is a folder: give the name of a file$"),
         (["--html", f"{__file__}/found.html"], r"^--html .*: .*\.py is not a folder$"),
@@ -231,6 +232,41 @@ def test_data_without_a_box_are_looked_at(tmp_path):
     assert diagnosis.suggestions == []
     assert [table.title for table in diagnosis.tables] == ["Splits", "Boxes of each class"]
     assert [found.check for found in diagnosis.findings] == ["classes-without-boxes"]
+
+
+def test_data_with_ignore_regions_only_are_looked_at(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), photograph(1))
+    region = {"id": 1, "image_id": 5, "category_id": 7, "bbox": [10, 10, 30, 30], "area": 900}
+    content = {
+        "images": [{"id": 5, "file_name": "a.png", "width": SIDE, "height": SIDE}],
+        "annotations": [{**region, "iscrowd": 1}],
+        "categories": [{"id": 7, "name": "cat"}],
+    }
+    file = tmp_path / "coco.json"
+    file.write_text(json.dumps(content))
+    diagnosis = check(file, tmp_path)
+    assert diagnosis.suggestions == []
+    assert [table.title for table in diagnosis.tables] == ["Splits", "Boxes of each class"]
+
+
+def test_classes_whose_long_names_begin_alike_are_two(tmp_path):
+    """Names are cut where they are shown, not where they are compared."""
+    rows = "0 0.5 0.5 0.4 0.4\n1 0.5 0.5 0.4 0.4\n"
+    file = write_data(tmp_path / "data", {"train": {"a.png": (photograph(1), rows)}})
+    names = json.dumps(["x" * 500 + "a", "x" * 500 + "b"])
+    file.write_text(f"train: images/train\nnames: {names}\n")
+    checks = [found.check for found in check(file, tmp_path).findings]
+    assert "boxes-of-two-classes" in checks
+    assert "boxes-twice" not in checks
+
+
+def test_all_boxes_are_counted_though_few_are_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.check.boxes.MOST_LISTED", 2)
+    rows = "".join(f"0 0.{place} 0.5 0.01 0.4\n" for place in range(1, 6))
+    file = write_data(tmp_path / "data", {"train": {"a.png": (photograph(1), rows)}})
+    file.write_text("train: images/train\nnames: [cat]\n")
+    (tiny,) = [found for found in check(file, tmp_path).findings if found.check == "boxes-tiny"]
+    assert (tiny.count, len(tiny.examples)) == (5, 2)
 
 
 def test_coco_places_are_annotation_ids(tmp_path):
