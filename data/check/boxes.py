@@ -87,16 +87,19 @@ def size_table(examined: Examined) -> Table:
         sides = sides_at(split, examined.image_size)
         if not len(sides):
             continue
+
         percentiles = [f"{value:.0f}" for value in np.percentile(sides, PERCENTILES)]
+
         bounds = [0, SMALLEST_STRIDE, 2 * SMALLEST_STRIDE, 4 * SMALLEST_STRIDE, np.inf]
         counts, _ = np.histogram(sides, bounds)
         shares = [share(count, len(sides)) for count in counts.tolist()]
+
         rows.append((split.name, *percentiles, *shares))
-    header = (
-        "split",
-        *(f"{percent}%" for percent in PERCENTILES),
-        *("< 8 px", "8-16", "16-32", "> 32"),
-    )
+
+    percentile_names = [f"{percent}%" for percent in PERCENTILES]
+    share_names = ("< 8 px", "8-16", "16-32", "> 32")
+    header = ("split", *percentile_names, *share_names)
+
     title = f"Box sizes at {examined.image_size} px"
     note = (
         "Square roots of areas, in pixels: percentiles, and shares. A cell of the finest level of "
@@ -185,15 +188,20 @@ def _extreme(examined: Examined) -> Finding:
     for split in examined.splits:
         labels = split.labels
         sides = labels.boxes_xywh[:, 2:]
-        ratio = sides.max(1, initial=0) / np.maximum(sides.min(1, initial=np.inf), 1e-9)
-        is_tiny = sides.min(1, initial=np.inf) < TINY_PX  # reported as such
+        longer = sides.max(1, initial=0)
+        shorter = sides.min(1, initial=np.inf)
+        ratio = longer / np.maximum(shorter, 1e-9)
+        is_tiny = shorter < TINY_PX  # reported as such
+
         extreme = (ratio > EXTREME_RATIO) & ~is_tiny & ~labels.crowd
         numbers = np.flatnonzero(extreme)
         count += len(numbers)
         for row in _rows(split, numbers[:MOST_LISTED]):
             _, _, width, height = row.box_xywh
-            what = f"{row.class_name(examined)}, {width:.0f} x {height:.0f} px"
-            chosen.append((row, f"{what}, 1 to {ratio[row.number]:.0f}"))
+            size = f"{width:.0f} x {height:.0f} px"
+            what = f"{row.class_name(examined)}, {size}, 1 to {ratio[row.number]:.0f}"
+            chosen.append((row, what))
+
     return _box_finding(
         examined,
         "boxes-extreme",
@@ -232,11 +240,13 @@ def _twice(examined: Examined) -> list[Finding]:
     same: list[Example] = []
     other: list[Example] = []
     same_count = other_count = 0
+
     for split in examined.splits:
         for earlier, row, overlap in _equal_pairs(split):
             is_same = row.class_id == earlier.class_id
             same_count += is_same
             other_count += not is_same
+
             examples = same if is_same else other
             if len(examples) < MOST_LISTED:
                 before = examined.place_of(split, earlier.image, earlier.row)
@@ -244,6 +254,7 @@ def _twice(examined: Examined) -> list[Finding]:
                 if not is_same:
                     what += f", {earlier.class_name(examined)}"
                 examples.append(box_example(examined, row, what, Mark(earlier.box_xywh, LABEL)))
+
     iou = f"IoU above {SAME_IOU}"
     return [
         Finding(

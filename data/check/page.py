@@ -53,22 +53,24 @@ def page_of(diagnosis: Diagnosis) -> str:
     """Return the page of a diagnosis."""
     thumbnails = Thumbnails(MOST_PICTURE_BYTES)
     title = f"Data check: {printable(diagnosis.data)}"
+
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(summary(diagnosis))}. Paths are those in {escape(diagnosis.folder)}.</p>",
         *_keys(diagnosis),
         "<h2>Findings</h2>",
-        *(
-            part
-            for finding in diagnosis.by_level()
-            for part in _finding(diagnosis, finding, thumbnails)
-        ),
     ]
+
+    for finding in diagnosis.by_level():
+        body += _finding(diagnosis, finding, thumbnails)
+
     if not diagnosis.findings:
         body.append("<p>Nothing was found.</p>")
+
     body += _suggestions(diagnosis.suggestions)
     for table in diagnosis.tables:
         body += _table(table)
+
     return "\n".join(
         [
             "<!DOCTYPE html>",

@@ -340,19 +340,23 @@ def class_results(evaluation: Evaluation, names: Sequence[str]) -> list[ClassRes
     """Return the numbers and curves of all classes with ground truth."""
     curves = evaluation.curves
     points = np.linspace(0, len(curves.confidence) - 1, CURVE_POINTS).round().astype(int)
+
     results = []
     for k, class_id in enumerate(curves.class_ids.tolist()):
         if not curves.has_truth[k]:
             continue
+
         row = evaluation.coco.per_class[class_id]
         values = {"precision": curves.precision_at_best[k], "recall": curves.recall_at_best[k]}
         values |= {name: row[name] for name in ("AP50", "AP")}
+        numbers = {name: float(value) for name, value in values.items()}
+
         results.append(
             ClassResult(
                 class_id,
                 encodable(names[class_id]),
                 int(row["instances"]),
-                {name: float(value) for name, value in values.items()},
+                numbers,
                 confidence=curves.confidence[points].round(4).tolist(),
                 precision=curves.precision[k, points].round(5).tolist(),
                 recall=curves.recall[k, points].round(5).tolist(),

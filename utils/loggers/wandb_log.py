@@ -105,15 +105,20 @@ class WandbLogger(Logger):
             init_timeout=INIT_S,
             x_service_wait=START_S,
         )
+
         # Also what W&B stages and caches, which would go to the home folder.
         os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "wandb" / "data"))
         os.environ.setdefault("WANDB_CACHE_DIR", str(run.folder / "wandb" / "cache"))
+
         with fork_lock:  # programs are run
             self.wandb.setup(settings)
             platform.processor()  # Python remembers the answer, for which W&B asks
+
+        is_online = self.mode is None or self.mode == "online"
+        resume = "allow" if is_online else None
         return self.wandb.init(
             id=identity,
-            resume="allow" if self.mode is None or self.mode == "online" else None,
+            resume=resume,
             mode=self.mode,
             dir=str(run.folder),
             name=os.environ.get("WANDB_NAME") or run.name,
