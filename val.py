@@ -168,12 +168,15 @@ def check_flags(args: Namespace) -> None:
     for flag, value, lowest in lowest_values:
         if value < lowest:
             raise ValueError(f"{flag} {value}: choose {lowest} or more")
+
     if args.imgsz and not 32 <= args.imgsz <= 8192:
         raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
+
     if not 0 <= args.val_split < 1:
         raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
+
     thresholds_of = (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres))
     for flag, threshold in thresholds_of:
         if not 0 <= threshold <= 1:
@@ -449,6 +452,7 @@ def write_outputs(
     paths = [labels.path(index) for index in range(len(labels))]
     errors = {"errors": result.error_kinds.as_dict()}
     write_json(folder / "metrics.json", result.as_dict(names) | errors)
+
     if args.save_txt:
         write_label_files(
             folder / "labels",
@@ -458,6 +462,7 @@ def write_outputs(
             labels.sizes,
             scores=args.save_conf,
         )
+
     if not args.save_json:
         return ""
     return write_coco(

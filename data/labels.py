@@ -134,9 +134,11 @@ class Labels:
     def subset(self, indices: Sequence[int] | np.ndarray) -> "Labels":
         """Return the images `indices`, in that order, with their rows and polygons."""
         chosen = np.arange(len(self))[np.asarray(indices, dtype=np.int64)]
+
         byte_index, path_offsets = _gather(self.path_offsets, chosen)
         row_index, offsets = _gather(self.offsets, chosen)
         point_index, point_offsets = _gather(self.point_offsets, row_index)
+
         return Labels(
             path_bytes=self.path_bytes[byte_index],
             path_offsets=path_offsets,
@@ -252,8 +254,10 @@ class LabelsBuilder:
         """Return the Labels of everything added so far."""
         no_points = np.zeros((0, 2), np.float32)
         polygons = [no_points if row.points is None else row.points for row in self.rows]
+
         boxes = np.array([row.box_xywh for row in self.rows], np.float64)
         path_bytes = np.frombuffer(b"".join(self.paths), np.uint8)
+
         return Labels(
             path_bytes=path_bytes.copy(),  # which can be written to, as the other arrays
             path_offsets=range_offsets([len(path) for path in self.paths]),

@@ -162,6 +162,7 @@ def build_train_loader(
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     if transforms is not None:
         transforms.check(_extreme_canvases(image_size, shapes, ratios))
+
     sampler = TrainSampler(
         ratios,
         batch_size=batch_size,
@@ -173,6 +174,7 @@ def build_train_loader(
         mosaic_until=mosaic_until,
         draws=draws,
     )
+
     samples = _train_samples(
         labels, image_size, augmentation, seed, images, transforms=transforms, draws=draws
     )

@@ -351,6 +351,7 @@ def read_split(
     """
     cache = cache_folder(cache_dir)
     threads = os.cpu_count() or 1
+
     try:
         labels, report = scan(
             spec.sources(split),
@@ -368,6 +369,7 @@ def read_split(
         if spec.is_written and split == "val":
             hint = "; another --val-split holds out other images"
         raise ValueError(f"'{split}' of {spec.title}: {error}{hint}") from None
+
     return labels.with_single_class() if single else labels, report
 
 

@@ -132,6 +132,7 @@ def exit_code_of(run: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
     try:
         allow_interrupts()
         run()
@@ -143,12 +144,15 @@ def exit_code_of(run: Callable[[], object]) -> int:
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
+
         where = ""
         if isinstance(error.filename, (str, bytes)):
             where = f"{os.fsdecode(error.filename)}: "
+
         limit = ""
         if error.errno == errno.EFBIG:
             limit = " (over the limit of ulimit -f or of the disk)"
+
         return report(f"error: {where}{error.strerror}{limit}", exit_code(error))
     except EndedBySignalError as error:
         return report(f"ended by {error}", exit_code(error))

@@ -17,6 +17,7 @@ def split_table(examined: Examined) -> Table:
         labels = split.labels
         objects = labels.objects_per_image()
         sides = labels.sizes.max(1)
+
         rows.append(
             (
                 split.name,
@@ -28,6 +29,7 @@ def split_table(examined: Examined) -> Table:
                 f"{sides.min()} / {int(np.median(sides))} / {sides.max()}",
             )
         )
+
     header = ("split", "images", "empty", "boxes", "per image", "most", "long side, px")
     return Table("Splits", header, tuple(rows), "Long side: smallest / median / largest.")
 

@@ -49,18 +49,23 @@ def check_unlabeled(
         pairs: of nearly identical images.
     """
     findings = [_without_file(examined)]
+
     objects = np.concatenate([split.labels.objects_per_image() for split in examined.splits])
     guesses = guess_unlabeled(objects, thumbnails, pairs)
+
     examples = []
     for guess in guesses[:MOST_LISTED]:
         path = paths[guess.image]
+
         pictures = [Picture(path)]
         reason = guess.reason
         if guess.like >= 0:
             pictures.append(Picture(paths[guess.like]))
             reason += f": {printable(paths[guess.like])}"
+
         example = Example(printable(path), reason, path, None, guess.score, tuple(pictures))
         examples.append(example)
+
     level = WARNING if guesses and guesses[0].score >= LIKELY else NOTE
     findings.append(
         Finding(
@@ -116,24 +121,30 @@ def _like_labeled_ones(
     pixels = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(flat).astype(np.float32)
     readable = np.array([thumbnail != UNREADABLE for thumbnail in thumbnails], bool)
     squares = np.square(pixels).sum(1)
+
     guesses = []
     for start in range(0, len(empty), BLOCK):
+        # How far each image of a block is from all images: |a - b|^2 = |a|^2 + |b|^2 - 2 a.b
         block = empty[start : start + BLOCK]
         products = pixels[block] @ pixels.T
         distances = np.maximum(squares[block, None] + squares - 2 * products, 0)
         rms = np.sqrt(distances / len(UNREADABLE))  # [block, images]
         rms[:, ~readable] = np.inf
+
         for place, image in enumerate(block.tolist()):
             if not readable[image]:
                 continue
             rms[place, image] = np.inf
+
             like = np.flatnonzero(rms[place] <= LOOKS_LIKE)
             with_boxes = like[objects[like] > 0]
             if len(like) < FEWEST_LIKE or len(with_boxes) < MOST_WITH_BOXES * len(like):
                 continue
+
             nearest = int(with_boxes[rms[place, with_boxes].argmin()])
             # As if half an empty image more had been seen: few neighbors are not sure.
             score = 0.9 * len(with_boxes) / (len(like) + 0.5)
+
             reason = f"{len(with_boxes):,} of {len(like):,} images that look like it have boxes"
             guesses.append(Guess(image, score, f"{reason}, such as", nearest))
     return guesses
@@ -143,20 +154,25 @@ def _without_file(examined: Examined) -> Finding:
     """Return the images without a label file, where others of the split have one."""
     examples: list[Example] = []
     count = 0
+
     for split in examined.splits:
         missing = split.report.without_label_file
         if not missing or missing == len(split.labels):
             continue
+
         count += missing
         listed = split.listed(examined.spec)
+
         for image in np.flatnonzero(split.labels.objects_per_image() == 0).tolist():
             path = split.labels.path(image)
             entry = listed.get(path)
             if entry is None or not entry.has_own_file or os.path.lexists(entry.image.label_file):
                 continue
+
             if len(examples) < MOST_LISTED:
                 what = f"no {printable(entry.image.label_file)}"
                 examples.append(Example(printable(path), what, path, pictures=(Picture(path),)))
+
     return Finding(
         "images-without-label-file",
         WARNING,

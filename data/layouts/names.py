@@ -132,13 +132,16 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
     """
     if not chosen or tuple(chosen) == found.names:
         return found
+
     if found.origin:
         raise ValueError(
             f"--names has {shown_names(chosen)}, but {printable(found.origin)} names the classes "
             f"{shown_names(found.names)}: change them there"
         )
+
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"--names: {shown_names(chosen)} has a name twice")
+
     numbered = are_numbers(found.names)
     if numbered and len(chosen) < len(found.names):
         raise ValueError(
@@ -148,4 +151,5 @@ def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:
     if not numbered and not set(found.names) <= set(chosen):
         in_use = shown_names(found.names)
         raise ValueError(f"--names has {shown_names(chosen)}, but the labels name {in_use}")
+
     return ClassNames(tuple(chosen), "--names")

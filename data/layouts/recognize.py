@@ -94,20 +94,24 @@ def _yaml_layouts(folders: Folders) -> list[Layout]:
     """
     layouts = []
     errors = []
+
     for folder, names in folders:
         for name in sorted(names):
             file = Path(folder, name)
             # Reading a pipe may never end.
             if file.suffix.lower() not in YAML_SUFFIXES or not file.is_file():
                 continue
+
             try:
                 spec = read_data_yaml(file)
             except ValueError as error:
                 if _is_meant_as_data(file):
                     errors.append(error)
                 continue
+
             if spec.splits:
                 layouts.append(Layout("data YAML", file, {}, is_yaml=True))
+
     if errors and not layouts:
         raise errors[0]
     return layouts

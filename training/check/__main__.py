@@ -33,6 +33,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     parser = FlagParser(__doc__)
     add_flags(parser)
     add = parser.add_argument
+
     add("--weights", required=True, help="checkpoint, or an exported model")
     add(
         "--imgsz",
@@ -43,11 +44,14 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         help="long side of the images in pixels (default: as trained)",
     )
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
+
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
     add("--tile", type=int, help="detect in tiles of this side; 0: none (default: as trained)")
+
     add("--device", default="", help="cpu, mps or a GPU number")
     add("--workers", type=int, default=8, help="max DataLoader workers")
     add("--half", action="store_true", help="16-bit forward pass, if the device supports it")
+
     return parser.read(arguments)
 
 

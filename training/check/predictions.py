@@ -67,6 +67,7 @@ def detect(
             workers=loader_workers(workers, batch_size, world.device),
             device=world.device,
         )
+
         found = predict_split(
             backend,
             loader,
@@ -76,6 +77,7 @@ def detect(
             max_detections=MAX_DETECTIONS,
             title=split.name,
         )
+
         compared.append(compare(split, found.detections))
     return compared
 

@@ -49,6 +49,7 @@ class TrainingReport:
         self.data = data
         self.active = active
         self._say = say
+
         self._facts: list[tuple[str, Rows]] = []
         if active:
             self._facts = [
@@ -56,12 +57,14 @@ class TrainingReport:
                 ("Model and training", model),
                 ("Environment", environment_facts(world)),
             ]
+
         self._run: RunStarted | None = None
         self._began = ""  # when this process started or resumed the run
         self._rows: Sequence[Row] = []
         self._validated: EpochEnded | None = None  # the last validation, if not in `_result` yet
         self._result: dict[str, Any] | None = None
         self._figures: list[Figure] = []  # of the final evaluation
+
         self._written = 0.0  # when the report was last written after an epoch
         self._cost = 0.0  # seconds that it took
 

@@ -162,6 +162,7 @@ class TrainConfig:
             "choose 1 or more, or -1 for the largest that fits in memory",
         )
         self._require("val_split", 0 <= self.val_split < 1, "choose 0 (none) to less than 1")
+
         self._require("imgsz", 32 <= self.imgsz <= 8192, "choose 32 to 8192 pixels")
         self._require(
             "tile",
@@ -173,6 +174,7 @@ class TrainConfig:
             0 <= self.tile_overlap <= 0.9,
             "choose a fraction of the tile's side from 0 to 0.9",
         )
+
         self._require(
             "workers",
             self.workers >= 0,
@@ -183,6 +185,7 @@ class TrainConfig:
             self.patience >= 0,
             "choose a number of epochs, or 0: no early stopping",
         )
+
         self._require(
             "label_smoothing",
             0 <= self.label_smoothing < 1,
@@ -193,14 +196,17 @@ class TrainConfig:
             0 <= self.repeat_factor <= 1,
             "choose the share of images below which a class is rare, up to 1; 0: repeat none",
         )
+
         starts_at_0 = all(number >= 0 for number in self.freeze)
         require(starts_at_0, f"--freeze {list(self.freeze)}: layer numbers start at 0")
+
         self._require(
             "save_minutes",
             0 <= self.save_minutes < float("inf"),
             "choose a number of minutes, or 0 to save after epochs only",
         )
         self._require("val_period", self.val_period >= 1, "choose a number of epochs, 1 or more")
+
         self._require("close_mosaic", self.close_mosaic >= 0, "choose a number of epochs, or 0")
         self._require("evolve", self.evolve >= 0, "choose a number of trainings, 1 or more")
         self._require("seed", 0 <= self.seed < 2**63, f"choose 0 to {2**63 - 1}")
@@ -222,20 +228,24 @@ class TrainConfig:
             contradicting = [flag(name) for name in NOT_WITH_COMPILE if getattr(self, name)]
             named = " ".join(contradicting)
             require(not contradicting, f"--compile and {named} cannot be used together")
+
         if self.shard:
             fp16 = "--shard and --amp fp16 cannot be used together: choose --amp bf16"
             require(self.amp != "fp16", fp16)
             muon = "--shard and --optimizer Muon cannot be used together: choose AdamW"
             require(self.optimizer != "Muon", muon)
+
         searches = self.evolve or self.resume_evolve
         require(
             not (self.resume and searches),
             "--resume and --evolve cannot be used together: --resume-evolve continues a search",
         )
+
         require(
             not self.entity or "wandb" in self.loggers or bool(self.resume),
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
         )
+
         require(
             not (self.image_weights and self.repeat_factor),
             "--image-weights and --repeat-factor cannot be used together: both choose how often "

@@ -50,14 +50,17 @@ class Launch:
             raise ValueError(
                 f"--dist-url {self.dist_url}: choose env://, tcp://HOST:PORT or file:///PATH"
             )
+
         if scheme == "tcp" and not re.fullmatch(r"(\[[^]]+]|[^:/]+):\d{1,5}/?", rest):
             raise ValueError(f"--dist-url {self.dist_url}: expected tcp://HOST:PORT")
         if scheme == "file" and not rest.startswith("/"):
             raise ValueError(f"--dist-url {self.dist_url}: expected an absolute path, file:///PATH")
+
         if self.dist_backend not in ("auto", "nccl", "gloo"):
             raise ValueError(f"--dist-backend {self.dist_backend}: choose auto, nccl or gloo")
         if not 1 <= self.dist_timeout <= 86400:
             raise ValueError(f"--dist-timeout {self.dist_timeout:g}: choose 1 to 86400 seconds")
+
         if self.spawn is not None and self.spawn < 0:
             raise ValueError(
                 f"--spawn {self.spawn}: give 1 process or more, or no number for one process per "

@@ -29,14 +29,17 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
         "bf16": torch.bfloat16,
         "fp16": torch.float16,
     }
+
     if wanted in named:
         if wanted == "fp16" and device.type == "cpu":
             raise ValueError("--amp fp16: not supported on a CPU; choose auto, bf16, fp32 or fp64")
         if wanted == "fp64" and device.type in WITHOUT_FLOAT64:
             raise ValueError("--amp fp64: Metal does not support float64; choose auto or fp32")
         return named[wanted]
+
     if wanted != "auto":
         raise ValueError(f"--amp {wanted}: choose auto, fp64, fp32, bf16 or fp16")
+
     if device.type == "cuda":
         generation = torch.cuda.get_device_capability(device)[0]
         # The GTX 16 series reports generation 7, but has no tensor cores, and its float16
@@ -45,6 +48,7 @@ def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
         if generation >= 8:
             return torch.bfloat16
         return torch.float16 if tensor_cores else torch.float32
+
     if device.type == "cpu" and _cpu_has_bf16():
         return torch.bfloat16
     return torch.float32

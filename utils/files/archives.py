@@ -136,6 +136,7 @@ def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
     """
     path = tuple(part for part in name.split("/") if part not in ("", "."))
     longest = max((len(os.fsencode(part)) for part in path), default=0)
+
     if not name:
         problem = "is empty"
     elif name.startswith("/"):
@@ -153,6 +154,7 @@ def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
         problem = f"is too long: at most {most}"
     else:
         return path
+
     raise ArchiveError(f"{_quoted(name)} {problem}")
 
 

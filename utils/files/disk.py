@@ -101,6 +101,7 @@ def _take(file: Path, *, quiet: bool) -> int:
     while True:
         with suppress(FileExistsError):
             file.parent.mkdir(parents=True, exist_ok=True)
+
         # the process that held the lock has just removed the folder
         with suppress(FileNotFoundError):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -111,9 +112,11 @@ def _take(file: Path, *, quiet: bool) -> int:
                 raise FaultError(
                     f"{file}: this disk does not support file locks: {error.strerror}"
                 ) from error
+
             if has_lock and os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 return descriptor
             os.close(descriptor)
+
         if not reported:
             reported = True
             print_lines(f"{file.parent}: another process is working there; waiting for it")

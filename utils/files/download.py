@@ -93,14 +93,17 @@ def check_url(url: str, *, plain_http: bool = False) -> None:
     """
     if not re.match(r"(https?|file)://", url, re.IGNORECASE) or not re.fullmatch(r"[!-~]+", url):
         raise ValueError("it is not an https:// or file:// URL; commands and code are never run")
+
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
         _ = parts.port  # raises ValueError unless it is a valid number
     except ValueError as error:
         raise ValueError(f"it is not a URL ({error})") from None
+
     if parts.username is not None or parts.password is not None:
         raise ValueError("it contains a user name or a password, which would be printed and stored")
+
     if parts.scheme == "file":
         if host not in ("", "localhost") or not parts.path.startswith("/"):
             raise ValueError(
@@ -376,6 +379,7 @@ class _Transfer:
         size = self.part.size
         total = self.part.total
         most = self.limit if total is None else total
+
         with name_os_errors(self.part.file), open(self.part.file, "ab") as file:
             while chunk := read():
                 size += len(chunk)
@@ -385,8 +389,10 @@ class _Transfer:
                     raise FaultError(
                         f"{host} sent more than the {kind} {format_bytes(total or self.limit)}"
                     )
+
                 file.write(chunk)
                 self.bar.update(len(chunk))
+
         if total is not None and size < total:
             raise TemporaryError(
                 f"{host} closed the connection after {format_bytes(size)} of {format_bytes(total)}"

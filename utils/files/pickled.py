@@ -261,6 +261,8 @@ class PickleReader:
             case "TUPLE":
                 joined = tuple(self._since_mark())
                 self.stack.append(joined)
+
+            # Names of functions and classes, none of which is imported.
             case "GLOBAL":
                 module, name = value.split(" ", 1)
                 self.stack.append(kind(module, name))
@@ -268,6 +270,8 @@ class PickleReader:
                 name = self.stack.pop()
                 module = self.stack.pop()
                 self.stack.append(kind(module, name))
+
+            # Calls and states, which are only recorded.
             case "NEWOBJ" | "REDUCE":
                 self._record(self.stack.pop())
             case "NEWOBJ_EX":
@@ -276,21 +280,26 @@ class PickleReader:
             case "BUILD":
                 state = self.stack.pop()
                 self._target(Record).state = state
+
             case "SETITEM" | "SETITEMS":
                 if opcode == "SETITEM":
                     values = [self.stack.pop(-2), self.stack.pop()]  # key, value
                 else:
                     values = self._since_mark()
+
                 target = self._target(dict, Record)
                 items = target.items if isinstance(target, Record) else target
                 self.skipped_keys += _set_items(items, values)
+
             case "APPEND" | "APPENDS" | "ADDITEMS":
                 values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
                 target = self._target(list, Record)
                 if isinstance(target, list):
                     target.extend(values)
+
             case "BINPERSID":
                 self.stack.append(_storage_reference(self.stack.pop()))
+
             case _:
                 raise ValueError(f"its pickle has an opcode {opcode}, which no checkpoint needs")
 

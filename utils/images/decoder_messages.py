@@ -53,26 +53,33 @@ def caught_messages() -> Iterator[DecoderMessages]:
     if not hasattr(os, "pread") or not _one_at_a_time.acquire(blocking=False):
         yield DecoderMessages(None)
         return
+
     stderr = sys.stderr
     descriptor = -1
     caught: IO[bytes] | None = None
+
     try:
         with suppress(OSError):
             caught = tempfile.TemporaryFile()  # noqa: SIM115  # closed below
             descriptor = os.dup(2)
+
             if _is_descriptor_2(stderr):
                 sys.stderr = open(  # noqa: SIM115
                     os.dup(2), "w", buffering=1, encoding=stderr.encoding, errors="backslashreplace"
                 )
+
             os.dup2(caught.fileno(), 2)
+
         yield DecoderMessages(caught)
     finally:
         if descriptor >= 0:
             os.dup2(descriptor, 2)
             os.close(descriptor)
+
         if sys.stderr is not stderr:
             sys.stderr.close()
             sys.stderr = stderr
+
         if caught:
             caught.close()
         _one_at_a_time.release()

@@ -31,17 +31,21 @@ class JsonFile:
 
     def write(self, frame: Frame, detections: ImageDetections) -> None:
         self.images += 1
+
         low, high = np.split(detections.boxes_xyxy, 2, axis=1)
         boxes_xywh = np.concatenate([low, high - low], 1)
+
         further: dict[str, str | int] = {"source": file_name_text(frame.path)}
         if frame.number is not None:
             further["frame"] = frame.number
+
         columns = zip(
             (detections.class_ids + 1).tolist(),
             boxes_xywh.tolist(),
             detections.scores.tolist(),
             strict=True,
         )
+
         for category_id, box, score in columns:
             row = coco_row(self.images, category_id, box, score, frame.name) | further
             separator = ",\n" if self.rows else "[\n"

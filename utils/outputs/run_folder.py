@@ -60,8 +60,10 @@ def open_outputs(
     annotator = Annotator(
         names, line_width=line_width, show_labels=show_labels, show_scores=show_scores
     )
+
     # First, because it can fail before files are made.
     shown = [Window(annotator)] if window else []
+
     written: list[Output] = [*further]
     try:
         naming: dict[str, Any] = {"known": inputs, "sources": None}
@@ -69,6 +71,7 @@ def open_outputs(
             sources = SourcesFile(folder / "sources.csv")
             naming["sources"] = sources
             written.append(sources)  # before the others, so that it is closed after them
+
         if text:
             written.append(LabelFiles(folder, text_format=text_format, scores=scores, **naming))
         if csv:
@@ -77,11 +80,13 @@ def open_outputs(
             written.append(JsonFile(folder / "predictions.json"))
         if crops:
             written.append(Crops(folder, names, **naming))
+
         if pictures:
             written.append(PictureFiles(folder, annotator, **naming))
             written.append(VideoFiles(folder, annotator, **naming))
     except BaseException:
         Outputs([*shown, *written]).close()
         raise
+
     # The window comes last, so that the frame at which the user closes it is written too.
     return Outputs([*written, *shown])

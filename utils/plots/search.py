@@ -69,13 +69,16 @@ def _draw_panel(axes: Axes, key: str, values: np.ndarray, fitness: np.ndarray, b
     if not len(values):
         draw_no_data(axes)
         return
+
     axes.set_title(f"{key} {values[best]:.4g}", fontsize=9)
     axes.grid(True)
     axes.tick_params(labelsize=7)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+
     shades = np.tile(to_rgba(BLUE), (len(values), 1))
     shades[:, 3] = np.linspace(0.25, 1, len(values))
     axes.scatter(values, fitness, s=14, color=shades, linewidths=0)
+
     mark: dict[str, Any] = {
         "s": 60,
         "marker": "*",

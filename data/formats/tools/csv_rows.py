@@ -105,11 +105,13 @@ def _lines(file: Path) -> Iterator[str]:
                     if hint := utf_16_hint(data):
                         raise ValueError(f"{printable(file)} line 1: not UTF-8 text{hint}")
                     data = data.removeprefix(BYTE_ORDER_MARK)
+
                 text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
                 for line in text.removesuffix("\n").split("\n"):
                     number += 1
                     if "\0" in line:  # only older Pythons refuse it
                         raise ValueError(f"{printable(file)} line {number}: contains NUL")
+
                     yield f"{line}\n"
     except OSError as error:
         raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None

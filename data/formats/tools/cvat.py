@@ -192,25 +192,32 @@ def _outline(shape: str, attributes: Attributes) -> tuple[list[Point], str]:
     """Return the points of a shape in pixels, and its kind. Raises BadRowError."""
     (degrees,) = _numbers({"rotation": "0", **attributes}, "rotation")
     angle = radians(degrees % 360)
+
     if shape == "box":
         x1, y1, x2, y2 = _numbers(attributes, "xtl", "ytl", "xbr", "ybr")
         if not angle:
             return [(x1, y1), (x2, y2)], BOX
+
         center = ((x1 + x2) / 2, (y1 + y2) / 2)
         return rotated_box_points(x1, y1, x2 - x1, y2 - y1, center, angle), ROTATED_BOX
+
     if shape == "ellipse":
         center_x, center_y, radius_x, radius_y = _numbers(attributes, "cx", "cy", "rx", "ry")
         return ellipse_points((center_x, center_y), radius_x, radius_y, angle), ELLIPSE
+
     if shape == "mask":
         left, top, width, height = _numbers(attributes, "left", "top", "width", "height")
         return [(left, top), (left + width, top + height)], MASK
+
     if shape == "cuboid":
         pairs = [_numbers(attributes, f"x{corner}", f"y{corner}") for corner in CORNERS]
         return [(x, y) for x, y in pairs], CUBOID
+
     if shape in OUTLINED:
         return _pairs(attributes), POLYGON
     if shape == "points":
         return _pairs(attributes), KEYPOINTS
+
     raise BadRowError(f"a {excerpt(shape)} is not read, only {', '.join((*SHAPES, SKELETON))}")
 
 

@@ -195,22 +195,28 @@ def _annotation(
 def _outline(shape: Mapping[str, Any]) -> tuple[list[Point], str]:
     """Return the points of a shape, and its kind. Raises BadRowError."""
     kind = shape.get("name")
+
     if kind == "rect":
         return box_points(*numbers_of(shape, "x", "y", "width", "height")), BOX
+
     if kind in ("polygon", "polyline"):
         xs = list_of(shape.get("all_points_x"), "'all_points_x'")
         ys = list_of(shape.get("all_points_y"), "'all_points_y'")
         if len(xs) != len(ys):
             raise BadRowError(f"the {kind} has {len(xs)} x and {len(ys)} y")
+
         pairs = [[x, y] for x, y in zip(xs, ys, strict=True)]
         return points_of(pairs, "its outline"), POLYGON
+
     if kind == "circle":
         x, y, radius = numbers_of(shape, "cx", "cy", "r")
         return ellipse_points((x, y), radius, radius), ELLIPSE
+
     if kind == "ellipse":
         x, y, radius_x, radius_y = numbers_of(shape, "cx", "cy", "rx", "ry")
         (angle,) = numbers_of({"theta": 0.0, **shape}, "theta")  # radians
         return ellipse_points((x, y), radius_x, radius_y, angle), ELLIPSE
+
     if kind == "point":
         raise BadRowError("a point has no area")
     raise BadRowError(f"shape {brief(kind)} is none of rect, polygon, polyline, circle, ellipse")

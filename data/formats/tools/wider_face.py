@@ -39,17 +39,21 @@ class WiderFace(ListingReader):
         objects = Objects()  # of the last image
         count: int | None = None  # of its faces; None: it has not been read
         rows = 0  # that were read of it
+
         for number, line in enumerate(read_lines(file), 1):
             text = line.strip()
             where = f"{printable(file)} line {number}"
+
             if is_image_name(text):
                 if count is not None and rows < count:
                     reason = f"the image has {counted(rows, 'row')}, but says {count}"
                     objects.drop(file, number - 1, reason)
+
                 objects = Objects()
                 images.append(
                     AnnotatedImage(text, objects.annotations, objects.problems, number=number)
                 )
+
                 count = None
                 rows = 0
             elif text and not images:
@@ -66,6 +70,7 @@ class WiderFace(ListingReader):
                     objects.annotations += _faces(text, number)
                 except BadRowError as error:
                     objects.drop(file, number, error)
+
         return AnnotationFile(images, (NAME,))
 
 

@@ -55,6 +55,7 @@ class LabelStudioWriter(ListingWriter):
     def _region(self, box: WrittenBox, number: int, image: WrittenImage) -> dict[str, object]:
         width, height = image.size
         name = self.names[box.class_index]
+
         if box.outline:
             kind = "polygonlabels"
             points = [_percent((x, y), image.size) for x, y in box.outline]
@@ -66,6 +67,7 @@ class LabelStudioWriter(ListingWriter):
             percent_width, percent_height = _percent((box_width, box_height), image.size)
             value = {"x": x, "y": y, "width": percent_width, "height": percent_height}
             value |= {"rotation": 0, "rectanglelabels": [name]}
+
         region: dict[str, object] = {
             "id": f"r{number}",
             "type": kind,
@@ -76,6 +78,7 @@ class LabelStudioWriter(ListingWriter):
             "image_rotation": 0,
             "value": value,
         }
+
         if box.score is not None:
             region["score"] = round(box.score, 6)
         return region

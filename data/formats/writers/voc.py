@@ -59,6 +59,7 @@ class VocWriter(LabelWriter):
         left, top, width, height = box.box_xywh
         if min(width, height) < 1 - SLACK:
             self.lost[NARROW] += 1
+
         corners = {
             "xmin": left + 1,
             "ymin": top + 1,
@@ -67,6 +68,7 @@ class VocWriter(LabelWriter):
             "ymax": max(top + height, top + 1),
         }
         texts = [element(name, pixels(value)) for name, value in corners.items()]
+
         return [
             "  <object>",
             f"    {element('name', self.names[box.class_index])}",
