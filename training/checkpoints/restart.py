@@ -84,7 +84,7 @@ def find_own_run(project: Path, marks: list[str], *, done: bool = False) -> str:
     marks = [mark for mark in marks if mark]
     for file in newest_first(project, f"*/{MARKS}"):
         run = file.parent
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             stored = json.loads(file.read_text())
             is_ours = isinstance(stored, list) and any(mark in stored for mark in marks)
             if is_ours and (done or not is_done(run)):

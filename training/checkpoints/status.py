@@ -21,7 +21,7 @@ def write_status(folder: Path, status: str, **content: Any) -> None:
 
 def is_done(folder: Path) -> bool:
     """Return whether the run in this folder is finished."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return isinstance(written, dict) and written.get("status") == FINISHED
     return False

@@ -34,7 +34,13 @@ from training.settings.hyperparameters import OPTIMIZER, Hyp
 from utils.distributed.memory import release_memory
 from utils.distributed.world import World
 from utils.files.disk import FolderLock, lock_folder
-from utils.files.folders import RUN_MARK, new_run_folder, newest_first, remove_partial_files
+from utils.files.folders import (
+    RUN_MARK,
+    lies_in,
+    new_run_folder,
+    newest_first,
+    remove_partial_files,
+)
 from utils.files.writers import write_json, write_text
 from utils.log import FINISHED, RunLog, Say
 from utils.printable import counted, one_line, printable
@@ -46,7 +52,12 @@ HISTORY = "evolve.csv"
 BEST_HYP = "hyp_evolve.yaml"
 PICTURE = "evolve.png"
 MAX_STATE_BYTES = 2**20
-CHANGEABLE = ("evolve", "project", "resume_evolve")  # flags that --resume-evolve does not ignore
+CHANGEABLE = (
+    "download",
+    "evolve",
+    "project",
+    "resume_evolve",
+)  # flags that --resume-evolve does not ignore
 
 Train = Callable[[TrainConfig, World, Trial], object]
 
@@ -87,7 +98,7 @@ class Search:
     @property
     def command(self) -> str:
         """What continues the search."""
-        return f"--resume-evolve {printable(self.folder)}"
+        return f"--resume-evolve {quote(printable(self.folder))}"
 
     def run_folder(self, number: int) -> Path:
         """Return the run folder of a generation."""
@@ -182,6 +193,11 @@ class Search:
         if self.world.is_main:
             run = self.run_folder(number)
             last = run / "weights" / "last.pt"
+            if not lies_in(last, self.folder):
+                raise ValueError(
+                    f"{printable(run)}: is a link, or contains one; a search writes into its own "
+                    "folder only"
+                )
             if is_done(run):
                 shutil.rmtree(run)
             elif last.exists():
@@ -226,6 +242,8 @@ class Search:
         plot_search(self.folder / HISTORY, self.folder / PICTURE, list(Hyp().as_dict()))
         for generation in self.generations:
             weights = self.run_folder(generation.number) / "weights"
+            if not lies_in(weights, self.folder):
+                continue
             if generation is not best:
                 shutil.rmtree(weights, ignore_errors=True)
             (weights / "last.pt").unlink(missing_ok=True)
@@ -340,13 +358,16 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
 
     Raises ValueError if it is done, or another process is at it.
     """
-    config = _read_state(folder / STATE)
+    # never from a file, which may be a stranger's
+    config = replace(_read_state(folder / STATE), download=flags.download)
     rows = [asdict(one) for one in read_history(folder / HISTORY)] if world.is_main else []
     generations = [Generation(**row) for row in world.broadcast_object(rows)]
     if flags.evolve:
         config = replace(config, evolve=flags.evolve)
     done = len(generations)
-    if done >= config.evolve:
+    # a process that was killed after the last training has not written all files
+    is_closed = world.broadcast_object(is_done(folder))
+    if done > config.evolve or (done == config.evolve and is_closed):
         raise ValueError(
             f"{printable(folder)}: its {counted(done, 'training')} are done; to continue, give "
             f"--evolve a number above {done}"

@@ -14,6 +14,7 @@ from training.settings.config import TrainConfig, flag
 from training.settings.hyperparameters import OPTIMIZER
 from training.tune.space import HYP_DEFAULTS, Value
 from training.tune.study import Study, index_of
+from utils.files.folders import lies_in
 from utils.files.writers import write_text
 from utils.printable import counted, printable
 
@@ -66,7 +67,7 @@ def _remove_weights(folder: Path, trials: Sequence[Any], best: Any | None) -> No
     """Remove the weights of all trials of this machine that have ended, but best.pt of the best."""
     for trial in trials:
         weights = folder / "trials" / str(trial.number) / "weights"
-        if not trial.state.is_finished():
+        if not trial.state.is_finished() or not lies_in(weights, folder):
             continue
         if best is not None and trial.number == best.number:
             (weights / "last.pt").unlink(missing_ok=True)

@@ -9,6 +9,7 @@ not hold its lock any more was killed. Of a process with another folder, such as
 machine, nothing is known.
 """
 
+import re
 import secrets
 import shutil
 import socket
@@ -25,12 +26,14 @@ import numpy as np
 from training.tune.space import Parameter, Value
 from training.tune.storage import PURPOSE, Storage
 from utils.files.disk import exclusive_access, lock_folder
+from utils.files.folders import lies_in
 from utils.log import Say
 from utils.optional_packages import import_optional
 from utils.printable import counted, printable
 
 POLL_S = 0.1
 CLAIM_S = 60.0  # the longest time between a trial's first entry and its index
+WORKER = re.compile(r"[\w-]{1,255}", re.ASCII)  # a process, and its folder
 RANDOM_TRIALS = 10  # before TPE has something to model
 
 
@@ -76,16 +79,17 @@ class Study:
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=self.optuna.exceptions.ExperimentalWarning)
         self.states = self.optuna.trial.TrialState
-        self.worker = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        host = re.sub(r"[^\w-]", "_", socket.gethostname(), flags=re.ASCII)
+        self.worker = f"{host}-{secrets.token_hex(4)}"
         self.own: dict[int, Any] = {}  # Optuna's trials of this process, by number
 
     def __enter__(self) -> "Study":
-        own = self._worker_folder(self.worker)
-        own.mkdir(parents=True)
-        self._lock = lock_folder(own)
         with self.turn():
             self.study = self._open()
             self._require_same_settings()
+        own = self._worker_folder(self.worker)
+        own.mkdir(parents=True)
+        self._lock = lock_folder(own)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,9 +214,14 @@ class Study:
             shutil.rmtree(self._worker_folder(worker), ignore_errors=True)
 
     def _is_dead(self, worker: str) -> bool:
-        """Return whether a process has a folder here, and its lock is free."""
+        """Return whether a process has a folder here, and its lock is free.
+
+        The storage may be a stranger's: a name that leads out of the folder is nobody's.
+        """
+        if worker == self.worker or not WORKER.fullmatch(worker):
+            return False
         folder = self._worker_folder(worker)
-        if worker in ("", self.worker) or not folder.is_dir():
+        if not lies_in(folder, self.folder) or not folder.is_dir():
             return False
         try:
             lock_folder(folder, wait_s=0).release()

@@ -149,6 +149,15 @@ def remove_partial_files(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def lies_in(path: Path, folder: Path) -> bool:
+    """Return whether a path below a folder stays there: no link leads elsewhere.
+
+    Ask before files of a folder that may be a stranger's are removed.
+    """
+    place = os.path.join(os.path.realpath(folder), path.relative_to(folder))
+    return os.path.realpath(place) == place
+
+
 def newest_first(folder: Path, pattern: str) -> list[Path]:
     """Return the files in `folder` that match a glob, the most recently written one first.
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from unittest import mock
 
@@ -150,6 +151,42 @@ def test_search_that_was_killed_before_its_files_were_written_writes_them(straig
     assert (tmp_path / "exp" / "evolve.png").exists()
     first = read_history(tmp_path / "exp" / "evolve.csv")[:6]
     assert first == read_history(straight / "evolve.csv")
+
+
+def test_search_that_was_killed_after_its_last_training_is_completed(straight, tmp_path):
+    run(flags_for(tmp_path, evolve=6))
+    for name in ("hyp_evolve.yaml", "metrics.json"):
+        (tmp_path / "exp" / name).unlink()
+    assert run(resume_flags(tmp_path)).calls == []
+    same_as(straight, tmp_path / "exp")
+    with pytest.raises(ValueError, match="its 6 trainings are done"):
+        run(resume_flags(tmp_path))
+
+
+def test_nothing_outside_the_folder_is_removed(tmp_path):
+    """The folder may be a stranger's, with links to folders of the user."""
+    folder = tmp_path / "exp"
+    run(flags_for(tmp_path, evolve=2))
+    (tmp_path / "mine" / "weights").mkdir(parents=True)
+    for name in ("weights/last.pt", "hyp.yaml", "args.yaml", "metrics.json"):
+        (tmp_path / "mine" / name).write_bytes(
+            (folder / "generations/1" / name).read_bytes() if not name.endswith(".pt") else b""
+        )
+    before = files_of(tmp_path / "mine")
+    for number in (0, 2):
+        shutil.rmtree(folder / "generations" / str(number), ignore_errors=True)
+        (folder / "generations" / str(number)).symlink_to(tmp_path / "mine")
+    with pytest.raises(
+        ValueError, match=r"generations/2: is a link, or contains one; a search wri"
+    ):
+        run(resume_flags(tmp_path, evolve=3))
+    assert files_of(tmp_path / "mine") == before
+
+
+def test_state_of_a_stranger_opens_no_connection(tmp_path):
+    run(flags_for(tmp_path, evolve=1, download=True))
+    assert not run(resume_flags(tmp_path, evolve=2)).calls[0][0].download
+    assert run(resume_flags(tmp_path, evolve=3, download=True)).calls[0][0].download
 
 
 def test_more_trainings_can_be_added_and_done_searches_are_refused(straight, tmp_path):

@@ -89,6 +89,27 @@ def test_study_continues_where_it_ended(straight, tmp_path):
     assert {row["state"] for row in written} == {"complete"}
 
 
+@pytest.mark.parametrize("worker", ["{outside}", "../../outside", "..", ".", "", "link"])
+def test_worker_of_a_strange_storage_removes_no_folder(tmp_path, worker):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with open_study(tmp_path / "exp") as study:
+        (study.folder / "workers" / "link").symlink_to(outside)
+        trial = study.study.ask()
+        trial.set_user_attr("worker", worker.format(outside=outside))
+        trial.set_user_attr("index", 3)
+        assert study.claim().index == 0
+        assert list(outside.iterdir()) == []
+        assert (study.folder / "workers" / study.worker).is_dir()
+
+
+def test_study_that_is_refused_leaves_no_worker(tmp_path):
+    train_all(tmp_path, most=1)
+    with pytest.raises(ValueError, match="was begun with"), open_study(tmp_path, compared={}):
+        pass
+    assert list((tmp_path / "workers").iterdir()) == []
+
+
 def test_trial_of_a_process_that_ended_is_trained_again(straight, tmp_path):
     """It was not completed, for example because the process was killed; and one given back."""
     with open_study(tmp_path, trials=14) as study:
