@@ -73,8 +73,9 @@ def _generation(number: int, row: dict[str, str]) -> Generation:
     if row["generation"] != str(number):
         raise ValueError(f"generation {row['generation']}, expected {number}")
     hyp = Hyp(**{name: float(row[name]) for name in KEYS})
-    fitness = float(row["fitness"])
-    if not math.isfinite(fitness):
-        raise ValueError(f"fitness {fitness}, expected a finite number")
-    metrics = {name: float(row[column]) for column, name in METRICS.items()}
-    return Generation(number, fitness, metrics, hyp.as_dict(), row["failure"] or "")
+    measured = {column: float(row[column]) for column in ("fitness", *METRICS)}
+    for column, value in measured.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{column} {value}, expected a finite number")
+    metrics = {name: measured[column] for column, name in METRICS.items()}
+    return Generation(number, measured["fitness"], metrics, hyp.as_dict(), row["failure"] or "")

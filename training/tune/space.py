@@ -13,6 +13,7 @@ from utils.files.yaml_tree import pairs, read_tree, where
 from utils.printable import did_you_mean, excerpt, printable
 
 MAX_BYTES = 64 * 1024
+MAX_NUMBER = 1e9  # Optuna's samplers cannot draw from ranges of any size
 WHAT = "search space"
 
 HYP_DEFAULTS = Hyp().as_dict()
@@ -107,7 +108,7 @@ def read_space(path: Path) -> tuple[Parameter, ...]:
             parameters[own] = _parameter(own, node, path)
             _check(parameters[own])
         except ValueError as error:
-            if str(error).startswith(name):
+            if str(error).startswith(f"{name} line "):
                 raise
             raise ValueError(f"{place}: {error}") from None
     return tuple(parameters.values())
@@ -197,10 +198,13 @@ def _value(name: str, node: Node) -> Value:
     if isinstance(default, bool):
         return _truth(name, node)
     try:
-        return type(default)(text)
+        number = type(default)(text)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
         raise ValueError(f"{name} is '{excerpt(text)}', expected {kind}") from None
+    if abs(number) > MAX_NUMBER:
+        raise ValueError(f"{name} is '{excerpt(text)}', expected up to {MAX_NUMBER:g}")
+    return number
 
 
 def _truth(name: str, node: Node) -> bool:

@@ -46,6 +46,7 @@ def test_history_without_generations(tmp_path):
         (",0.937,", ",high,", " line 2: could not convert string to float: 'high'"),
         (",0.937,", ",5,", " line 2: momentum is 5, allowed are 0 to 0.999"),
         ("0,0.123456,", "0,nan,", " line 2: fitness nan, expected a finite number"),
+        (",0.3,", ",inf,", " line 2: metrics/mAP_0.5:0.95 inf, expected a finite number"),
     ],
 )
 def test_damaged_history_is_reported_with_its_line(tmp_path, old, new, sentence):

@@ -105,6 +105,8 @@ def test_values_that_do_not_go_together_are_an_error():
         ("lr0: {choices: [1, 1.0]}", "lr0: a choice is given twice"),
         ("mosaic: {low: 0, high: 2}", "mosaic is 2, allowed are 0 to 1"),
         ("imgsz: {low: 1, high: 64}", "--imgsz 1: choose 32 to 8192 pixels"),
+        ("patience: {low: 1, high: 1%s}" % ("0" * 400), "patience is '1000"),
+        ("lr0: {low: 0, high: inf}", "lr0 is 'inf', expected up to 1e+09"),
         ("imgsz: {low: 64.5, high: 96}", "imgsz is '64.5', expected a whole number"),
         ("optimizer: {low: 0, high: 2}", "optimizer: has no range; give it choices: [...]"),
         (
