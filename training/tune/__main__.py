@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
     prepare_script()
 
+import sys
 from collections.abc import Sequence
 
 from training.settings.config import TrainConfig, flag, require
@@ -43,10 +44,17 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TuneFlags, Train
     return own, flags, launch
 
 
+def hide_storage(storage: str) -> None:
+    """Remove a URL, in which there may be a password, from the words that W&B records."""
+    if "://" in storage:
+        sys.argv = [word.replace(storage, "***") for word in sys.argv]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Search as the command line says."""
     with distributed_session() as connect:
         own, flags, launch = parse_args(arguments)
+        hide_storage(own.storage)
 
         import train
         from training.tune.run import tune

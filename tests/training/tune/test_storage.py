@@ -1,10 +1,12 @@
 """training/tune/storage.py: where a study is, and that no password is shown."""
 
 import re
+import sys
 
 import pytest
 
 from training.tune import storage as storage_module
+from training.tune.__main__ import hide_storage
 from training.tune.storage import Storage
 from utils.terminal import FaultError
 
@@ -84,3 +86,14 @@ def test_storage_that_cannot_be_opened_is_reported(tmp_path, url):
 def test_other_errors_pass(tmp_path):
     with pytest.raises(KeyError), Storage("", tmp_path).errors_in_a_sentence():
         raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("words", [["--storage", "{url}"], ["--storage={url}"]])
+def test_password_is_not_in_the_command_that_loggers_record(monkeypatch, words):
+    url = "postgresql://kestrel:secret@db/studies"
+    monkeypatch.setattr("sys.argv", ["tune", *(word.format(url=url) for word in words)])
+    hide_storage(url)
+    assert "secret" not in " ".join(sys.argv)
+    before = list(sys.argv)
+    hide_storage("")
+    assert sys.argv == before
