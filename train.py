@@ -555,7 +555,8 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
     log.send(EvaluationEnded(run.folder, best, data.names, best_epoch))
     draw_results(pictures, best, loaders.val)
-    metrics = {"last": progress.metrics, "best": best.as_dict(data.names, run.fitness)}
+    best_metrics = {"epoch": best_epoch, **best.as_dict(data.names, run.fitness)}
+    metrics = {"last": progress.metrics, "best": best_metrics}
     log.send(RunEnded(run.folder, metrics))
     run.close_folder(metrics)
     best_ap = best.coco.stats["AP"]

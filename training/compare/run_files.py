@@ -38,9 +38,9 @@ class RunFiles:
     """The contents of a run folder. What a file does not say is left out.
 
     columns: of results.csv, nan for what is no number. best: COCO's numbers of best.pt, or of
-    val.py. classes: their AP by name. data: images and boxes of the val split. digest: of them, ""
-    if it is not known. problems: a sentence for each file that could not be read, and for what is
-    missing.
+    val.py. best_epoch: of best.pt, nan if it is not known. classes: their AP by name. data: images
+    and boxes of the val split. digest: of them, "" if it is not known. problems: a sentence for
+    each file that could not be read, and for what is missing.
     """
 
     folder: Path
@@ -52,6 +52,7 @@ class RunFiles:
     classes: dict[str, float]
     data: tuple[float, float] | None
     digest: str
+    best_epoch: float = math.nan
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -61,10 +62,14 @@ class RunFiles:
 
     @property
     def best_row(self) -> int | None:
-        """Return the position of the best epoch by 0.1 AP50 + 0.9 AP; None if none was validated.
+        """Return the position of the best epoch; None if none was validated.
 
-        Of equal ones it is the first, but the last if all are 0, as in a training.
+        It is that of best.pt if metrics.json says it, else the best by 0.1 AP50 + 0.9 AP: of equal
+        ones the first, but the last if all are 0, as in a training.
         """
+        if self.best_epoch in self.epochs:
+            return self.epochs.index(self.best_epoch)
+
         ap50 = self.columns.get(COLUMN_OF["AP50"], [])
         ap = self.columns.get(COLUMN_OF["AP"], [])
         fitness = [0.1 * a + 0.9 * b for a, b in zip(ap50, ap, strict=True)]
@@ -100,6 +105,7 @@ def read_run(folder: Path) -> RunFiles:
         classes=_class_aps(per_class if isinstance(per_class, dict) else {}),
         data=_counts(val),
         digest=str(val.get("digest", "")),
+        best_epoch=_numbers(best, ("epoch",), math.inf).get("epoch", math.nan),
         problems=reader.problems,
     )
     reason = metrics.get("reason")

@@ -83,6 +83,15 @@ def test_unfinished_run_has_the_numbers_of_its_best_epoch(tmp_path):
     ]
 
 
+def test_best_epoch_is_that_of_best_pt(tmp_path):
+    """With --fitness another epoch may be the best than that with the highest AP."""
+    run = write_run(tmp_path / "a", 0.3, epochs=4)
+    write_json(run / "metrics.json", {"best": {"AP": 0.1, "epoch": 2}})
+    assert compare(tmp_path, run)["runs"][0]["best_epoch"] == 2
+    write_json(run / "metrics.json", {"best": {"AP": 0.1, "epoch": 9}})
+    assert compare(tmp_path, run)["runs"][0]["best_epoch"] == 4
+
+
 def test_run_without_an_epoch_has_no_numbers(tmp_path):
     folder = tmp_path / "a"
     folder.mkdir()
