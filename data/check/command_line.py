@@ -16,6 +16,8 @@ from utils.flags import FlagParser
 from utils.printable import printable
 from utils.terminal import print_lines
 
+BEGINNING = 1024  # bytes of a file in which its mark is
+MARKS = {"--json": b'{\n "format": ', "--html": b"<title>Data check: "}
 ALLOWED_SIZES = "choose 32 to 8192 pixels"
 
 
@@ -44,6 +46,24 @@ def check_flags(args: Namespace) -> None:
         if Path(name).is_dir():
             raise ValueError(f"{flag} {printable(name)} is a folder: give the name of a file")
         require_writable(Path(name).absolute().parent, flag)
+        _require_own_file(Path(name), flag)
+    if args.json and Path(args.json).resolve() == Path(args.html).resolve():
+        raise ValueError(f"--json and --html both name {printable(args.json)}: give two files")
+
+
+def _require_own_file(path: Path, flag: str) -> None:
+    """Raise ValueError if this would replace a file of the user, such as the data set's own YAML.
+
+    A file that an earlier check has written begins with the mark of its kind.
+    """
+    if not path.exists():
+        return
+    beginning = b""
+    if path.is_file():
+        with open(path, "rb") as file:
+            beginning = file.read(BEGINNING)
+    if MARKS[flag] not in beginning:
+        raise ValueError(f"{flag} {printable(path)}: exists, and is no earlier check; name another")
 
 
 def choices_of(args: Namespace) -> Choices:

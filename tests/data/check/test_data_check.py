@@ -1,6 +1,7 @@
 """python -m data.check: what it finds in a data set with planted faults, and what it writes."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -209,12 +210,24 @@ def test_strict_passes_clean_data(tmp_path, capsys):
         (["--shown", "-1"], r"^--shown -1: choose 0 or more$"),
         (["--json", "."], r"^--json \. is a folder: give the name of a file$"),
         (["--html", f"{__file__}/found.html"], r"^--html .*: .*\.py is not a folder$"),
+        (["--json", __file__], r"^--json .*: exists, and is no earlier check; name another$"),
+        (["--html", os.devnull], r"^--html .*: exists, and is no earlier check; name another$"),
+        (["--json", "a", "--html", "./a"], r"^--json and --html both name a: give two files$"),
         (["--imgs", "64"], r"^unknown flag --imgs"),
     ],
 )
 def test_wrong_flags_are_refused(flags, message, tiny_data):
     with pytest.raises(ValueError, match=message):
         data_check.main([str(tiny_data), *flags])
+
+
+def test_an_earlier_check_is_replaced(tiny_data, tmp_path):
+    """And the data set's own YAML is not."""
+    outputs = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+    for _ in range(2):
+        check(tiny_data, tmp_path, *outputs)
+    with pytest.raises(ValueError, match="exists, and is no earlier check; name another"):
+        check(tiny_data, tmp_path, "--json", str(tiny_data))
 
 
 def test_missing_data_are_refused(tmp_path):
