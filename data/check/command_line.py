@@ -14,9 +14,9 @@ from utils.files.folders import cache_folder, require_writable
 from utils.files.writers import write_json, write_text
 from utils.flags import FlagParser
 from utils.printable import printable
+from utils.report import begins_with_mark
 from utils.terminal import print_lines
 
-BEGINNING = 1024  # bytes of a file in which its mark is
 MARKS = {"--json": b'{\n "format": ', "--html": b"<title>Data check: "}
 ALLOWED_SIZES = "choose 32 to 8192 pixels"
 
@@ -56,13 +56,7 @@ def _require_own_file(path: Path, flag: str) -> None:
 
     A file that an earlier check has written begins with the mark of its kind.
     """
-    if not path.exists():
-        return
-    beginning = b""
-    if path.is_file():
-        with open(path, "rb") as file:
-            beginning = file.read(BEGINNING)
-    if MARKS[flag] not in beginning:
+    if path.exists() and not begins_with_mark(path, MARKS[flag]):
         raise ValueError(f"{flag} {printable(path)}: exists, and is no earlier check; name another")
 
 

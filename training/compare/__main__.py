@@ -60,7 +60,7 @@ def check_out(out: Path) -> None:
         raise ValueError(f"--out {out}: is a folder; name a file, such as {out / 'compare.html'}")
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
-    if out.exists() and not (out.is_file() and is_page_of(out, KIND)):
+    if out.exists() and not is_page_of(out, KIND):
         raise ValueError(f"--out {out}: exists and is not a comparison of runs; name another file")
 
 

@@ -43,7 +43,7 @@ SCRIPTS = {
     ),
     "compare": ("compare/page.js",),
 }
-HEAD_BYTES = 2000  # of a page, in which its generator is named
+HEAD_BYTES = 2000  # of a file, in which its mark is
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -95,9 +95,19 @@ def is_page_of(file: Path, kind: str) -> bool:
 
     Raises OSError if it cannot be read.
     """
+    mark = f'<meta name="generator" content="{_generator(kind)}">'
+    return begins_with_mark(file, mark.encode())
+
+
+def begins_with_mark(file: Path, mark: bytes) -> bool:
+    """Return whether a regular file has this mark of a program's own output at its beginning.
+
+    Other files are not opened: a FIFO would block. Raises OSError if it cannot be read.
+    """
+    if not file.is_file():
+        return False
     with open(file, "rb") as stream:
-        head = stream.read(HEAD_BYTES)
-    return f'<meta name="generator" content="{_generator(kind)}">'.encode() in head
+        return mark in stream.read(HEAD_BYTES)
 
 
 def _generator(kind: str) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import models.nms  # noqa: F401  # registers torchvision's nms, which files may call
 from models.export.exported import ExportedBackend
 from models.export.metadata import ExportedModel
 from models.export.torchscript.read import read_torchscript
-from models.nms import register_nms
 from utils.distributed.precision import exact_float32
 from utils.printable import one_line, printable
 
@@ -23,7 +23,6 @@ class TorchScriptBackend(ExportedBackend):
         self, content: bytes, model: ExportedModel, device: torch.device, *, threads: int = 1
     ) -> None:
         super().__init__(model, device, threads=threads)
-        register_nms()  # files may call it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated; its files still exist
             self._module = torch.jit.load(io.BytesIO(content), map_location=device)
