@@ -36,7 +36,7 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
-from utils.flags import FlagParser, check_command_line
+from utils.flags import FlagParser, add_tile_flags, check_command_line
 from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 
 
@@ -81,21 +81,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         default=[],
         help="long side, or height width, in pixels",
     )
-    add(
-        "--tile",
-        type=int,
-        help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)",
-    )
-    add(
-        "--tile-overlap",
-        type=float,
-        help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)",
-    )
-    add(
-        "--tile-whole",
-        action="store_true",
-        help="with tiles, detect in the whole image too, for large objects",
-    )
+    add_tile_flags(add)
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
 
     add = parser.add_argument_group("detections").add_argument

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.distributed import Launch, read_launch, spawn
-from utils.flags import FlagParser, check_command_line
+from utils.flags import FlagParser, add_tile_flags, check_command_line
 from utils.loggers.registry import LOGGERS
 from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
@@ -112,21 +112,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         action="store_true",
         help="letterbox to a square, as models exported for a fixed size need",
     )
-    add(
-        "--tile",
-        type=int,
-        help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)",
-    )
-    add(
-        "--tile-overlap",
-        type=float,
-        help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)",
-    )
-    add(
-        "--tile-whole",
-        action="store_true",
-        help="with tiles, detect in the whole image too, for large objects",
-    )
+    add_tile_flags(add)
 
     add = parser.add_argument_group("detections").add_argument
     add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")

@@ -157,6 +157,25 @@ class FlagParser(argparse.ArgumentParser):
                 self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
 
 
+def add_tile_flags(add: Callable[..., Any]) -> None:
+    """Add the flags of detection in tiles, by `add_argument` of a parser or of a group."""
+    add(
+        "--tile",
+        type=int,
+        help="detect in tiles of this side, in pixels; 0: whole images (default: as trained)",
+    )
+    add(
+        "--tile-overlap",
+        type=float,
+        help="overlap of tiles as a fraction of their side (default: as trained, or 0.2)",
+    )
+    add(
+        "--tile-whole",
+        action="store_true",
+        help="with tiles, detect in the whole image too, for large objects",
+    )
+
+
 def check_command_line(parse: Callable[[], object]) -> None:
     """Print the help, or the mistake in the command line, and exit.
 

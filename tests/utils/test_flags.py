@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import detect
+import val
+from training.check import __main__ as training_check
 from utils import __version__
 from utils.flags import FlagParser, check_command_line
 
@@ -27,6 +30,22 @@ def parser():
 def test_flag_parser_returns_values_and_defaults(parser):
     assert vars(parser.read(["--epochs", "5"])) == {"epochs": 5, "cache_dir": "", "task": None}
     assert parser.read([]).epochs == 3
+
+
+def test_the_flags_of_tiles_are_the_same_in_all_commands(capsys):
+    """val.py, detect.py and training.check have one text for them."""
+
+    def tile_help(parse) -> str:
+        with pytest.raises(SystemExit):
+            parse(["--help"])
+        words = " ".join(capsys.readouterr().out.split())
+        start = words.rindex("--tile TILE ")
+        end = " for large objects"
+        return words[start : words.index(end, start) + len(end)]
+
+    texts = {tile_help(module.parse_args) for module in (val, detect, training_check)}
+    assert len(texts) == 1
+    assert "(default: as trained, or 0.2)" in texts.pop()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from training.check.predictions import detect
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
-from utils.flags import FlagParser
+from utils.flags import FlagParser, add_tile_flags
 from utils.outputs.interrupts import end_on_signals
 from utils.printable import printable
 from utils.terminal import print_lines, run_and_exit
@@ -46,7 +46,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--batch-size", "--batch", type=int, default=32, help="images per batch")
 
     add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
-    add("--tile", type=int, help="detect in tiles of this side; 0: none (default: as trained)")
+    add_tile_flags(add)
 
     add("--device", default="", help="cpu, mps or a GPU number")
     add("--workers", type=int, default=8, help="max DataLoader workers")
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         single_class=model.single_class,
         cache_dir=args.cache_dir,
         choices=choices_of(args),
-        **model.tiles(args.tile, None, False),
+        **model.tiles(args.tile, args.tile_overlap, args.tile_whole),
     )
     names = None if dataset.single_class else dataset.names
     title = str(dataset.file)
