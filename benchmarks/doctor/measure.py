@@ -38,8 +38,9 @@ from data.check.findings import Diagnosis
 from data.check.reading import read_data_set
 from data.layouts import Choices
 from data.splits import open_dataset
-from models.loading import combine, load_backend
+from models.loading import load_backend
 from training.check import ranking
+from training.check.judged import judge_of
 from training.check.predictions import detect
 from training.check.ranking import Boxes
 from utils.distributed.world import World
@@ -128,13 +129,14 @@ def read(planted: Path, weights: str, image_size: int, folder: str) -> Planted:
         choices=Choices(0.0),
     )
     model = load_backend(Path(weights), world.device)
-    backend = combine([weights], [model], dataset.names, str(dataset.file), augment=False)
+    backend, judged = judge_of(weights, model, dataset)
     examined = read_data_set(dataset, image_size)
     compared = detect(
         backend,
         examined,
         dataset,
         world,
+        judged=judged,
         image_size=image_size,
         canvas=None,
         batch_size=16,

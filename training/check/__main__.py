@@ -15,9 +15,9 @@ from pathlib import Path
 from data.check.command_line import add_flags, check_flags, choices_of, examine, show
 from data.check.findings import Diagnosis
 from data.splits import open_dataset
-from models.backends.combined import MergedClasses
-from models.loading import canvas_for, combine, load_backend
+from models.loading import canvas_for, load_backend
 from training.check.disagreements import check_labels, rank, rank_images
+from training.check.judged import judge_of
 from training.check.predictions import detect
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
@@ -58,14 +58,14 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     """Check as the command line says.
 
-    Raises ValueError as `open_dataset`, `load_backend` and `show` do.
+    Raises ValueError as `open_dataset`, `load_backend`, `judge_of` and `show` do.
     """
     args = parse_args(arguments)
     check_flags(args)
     check_own_flags(args)
     world = World(pick_devices(args.device, RankInfo())[0])
 
-    # The model and the data, with the same classes.
+    # The model and the data, and the classes that both have.
     model = load_backend(Path(args.weights), world.device, half=args.half)
     dataset = open_dataset(
         args.data,
@@ -73,16 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         world,
         print_lines,
         download=False,
-        single_class=model.single_class,
+        single_class=False,
         cache_dir=args.cache_dir,
         choices=choices_of(args),
         **model.tiles(args.tile, args.tile_overlap, args.tile_whole),
     )
-    names = None if dataset.single_class else dataset.names
-    title = str(dataset.file)
-    backend = combine([args.weights], [model], names, title, augment=False)
-    if dataset.single_class:
-        backend = MergedClasses(backend)
+    backend, judged = judge_of(args.weights, model, dataset)
     wanted = [args.imgsz] if args.imgsz else []
     image_size, canvas = canvas_for(backend, wanted, model.image_size)
 
@@ -94,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         examined,
         dataset,
         world,
+        judged=judged,
         image_size=image_size,
         canvas=canvas,
         batch_size=args.batch_size,
@@ -101,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         iou=args.iou_thres,
     )
     ranked = rank(compared)
-    diagnosis.findings += check_labels(examined, compared, ranked)
+    diagnosis.findings += judged.findings() + check_labels(examined, compared, ranked)
     diagnosis.ranked_images = rank_images(compared, ranked)
     show(diagnosis, args)
     return diagnosis

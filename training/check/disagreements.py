@@ -153,13 +153,13 @@ def _example(examined: Examined, place: Place) -> Example:
         where = examined.place_of(part.split, image, row)
         box = _box(part.labels, label)
         marks.append(Mark(box, LABEL))
-        texts.append(f"label {_class_name(examined, part.labels, label)}")
+        texts.append(f"label {_class_name(part, part.labels, label)}")
     if detection >= 0:
         found = _box(part.detections, detection)
         marks.append(Mark(found, DETECTION))
         box = box or found
         confidence = part.detections.scores[detection]
-        name = _class_name(examined, part.detections, detection)
+        name = _class_name(part, part.detections, detection)
         texts.append(f"detection {name} {confidence:.2f}")
     if label >= 0 and detection >= 0:
         texts.append(f"IoU {ranked.ious[place.number]:.2f}")
@@ -172,5 +172,5 @@ def _box(boxes: Boxes, number: int) -> Box:
     return x, y, width, height
 
 
-def _class_name(examined: Examined, boxes: Boxes, number: int) -> str:
-    return excerpt(examined.names[int(boxes.classes[number])])
+def _class_name(part: Compared, boxes: Boxes, number: int) -> str:
+    return excerpt(part.names[int(boxes.classes[number])])

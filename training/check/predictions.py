@@ -9,7 +9,8 @@ from data.check.reading import Examined, Split
 from data.labels import Labels
 from data.splits import Dataset
 from models.backends import Backend
-from training.check.ranking import Boxes
+from training.check.judged import Judged
+from training.check.ranking import SAME_OBJECT, Boxes, largest_ious
 from training.evaluation import predict_split
 from utils.distributed.devices import loader_workers
 from utils.distributed.world import World
@@ -21,12 +22,16 @@ MAX_DETECTIONS = 300
 
 @dataclass(frozen=True)
 class Compared:
-    """The labels of a split and a model's detections; regions to ignore are left out."""
+    """The labels of a split and a model's detections, of the classes that the model knows.
+
+    Regions to ignore are left out.
+    """
 
     split: Split
     labels: Boxes
     rows: np.ndarray  # int64 [G], the number of each label among all rows of the split
     detections: Boxes
+    names: list[str]  # of the classes of both
 
 
 def detect(
@@ -35,6 +40,7 @@ def detect(
     dataset: Dataset,
     world: World,
     *,
+    judged: Judged,
     image_size: int,
     canvas: tuple[int, int] | None,
     batch_size: int,
@@ -45,10 +51,11 @@ def detect(
     """Return the labels and the detections of each split.
 
     Args:
-        backend: the model, with the classes of the data set.
+        backend: the model, with the classes that are judged.
         examined: the data set.
         dataset: the same one, whose labels may be those of tiles.
         world: this process.
+        judged: the classes of the data set that the model knows.
         image_size: long side of the images, in pixels.
         canvas: height and width, if the model takes one size only.
         batch_size: images per batch.
@@ -78,28 +85,38 @@ def detect(
             title=split.name,
         )
 
-        compared.append(compare(split, found.detections))
+        compared.append(compare(split, found.detections, judged))
     return compared
 
 
-def compare(split: Split, detections: Detections) -> Compared:
+def compare(split: Split, detections: Detections, judged: Judged) -> Compared:
     """Return the labels of a split beside detections, which have the ids of its images."""
     labels = split.labels
     rows = np.flatnonzero(~labels.crowd)
-    image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))
-    boxes = Boxes(
-        image_of[rows],
-        labels.classes[rows].astype(np.int64),
-        labels.boxes_xywh[rows],
-        np.ones(len(rows)),
-    )
+    image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[rows]
+    outputs = judged.outputs_of(labels.classes[rows])
+    boxes = Boxes(image_of, outputs, labels.boxes_xywh[rows], np.ones(len(rows)))
     found = Boxes(
         _numbers_of(labels, detections.image_ids),
         detections.class_ids,
         detections.boxes_xywh,
         detections.scores,
     )
-    return Compared(split, boxes, rows, found)
+
+    is_judged = outputs >= 0
+    known = boxes.chosen(is_judged)
+    is_of_others = _lie_on(found, boxes.chosen(~is_judged), known)
+    return Compared(split, known, rows[is_judged], found.chosen(~is_of_others), judged.names)
+
+
+def _lie_on(detections: Boxes, others: Boxes, known: Boxes) -> np.ndarray:
+    """Return which detections lie on objects of other classes, rather than on known ones, bool [D].
+
+    They say nothing of the labels: a model takes an object that it does not know for another one.
+    """
+    iou_with_other = largest_ious(detections, others)
+    iou_with_known = largest_ious(detections, known)
+    return (iou_with_other >= SAME_OBJECT) & (iou_with_other > iou_with_known)
 
 
 def _numbers_of(labels: Labels, image_ids: np.ndarray) -> np.ndarray:

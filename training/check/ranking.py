@@ -46,6 +46,15 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.classes)
 
+    def chosen(self, is_chosen: NDArray[np.bool_]) -> "Boxes":
+        """Return some of the boxes. is_chosen: [N]."""
+        return Boxes(
+            self.images[is_chosen],
+            self.classes[is_chosen],
+            self.boxes_xywh[is_chosen],
+            self.scores[is_chosen],
+        )
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -79,6 +88,15 @@ def overlaps(labels: Boxes, detections: Boxes) -> Overlaps:
     )
     same_class = detections.classes[pairs.detection] == labels.classes[pairs.truth]
     return Overlaps(pairs, same_class, detections.scores[pairs.detection])
+
+
+def largest_ious(detections: Boxes, labels: Boxes) -> Floats:
+    """Return the largest IoU of each detection with a label of any class, [D].
+
+    It is 0 where it is below LEAST_IOU.
+    """
+    pairs = overlaps(labels, detections).pairs
+    return _largest(pairs.iou, pairs.detection, len(detections))
 
 
 def missing_labels(labels: Boxes, detections: Boxes, found: Overlaps) -> Ranked:

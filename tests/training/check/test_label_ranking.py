@@ -1,14 +1,27 @@
 """python -m training.check: how disagreeing labels and detections are ranked, and what is said."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from data.check.reading import Split
+from data.labels import LabelRow, LabelsBuilder
+from data.splits import Dataset, open_dataset
+from models import build_model
+from models.loading import load_backend
+from models.table import read_table
 from tests.support.exporting import lively_detector, save_checkpoint
 from training.check import __main__ as training_check
 from training.check import ranking
+from training.check.disagreements import CHECKS
+from training.check.judged import Judged, judge_of
+from training.check.predictions import compare
 from training.check.ranking import Boxes, Ranked
+from utils.distributed.world import World
+from utils.metrics.records import Detections
 
 
 def boxes(*rows: tuple[float, ...], scores: bool = False) -> Boxes:
@@ -171,11 +184,92 @@ def test_command_adds_the_models_findings(tiny_data, micro_model, tmp_path, caps
     assert "detections without a label" in capsys.readouterr().out
 
 
+def test_only_classes_that_the_model_knows_are_judged_by_name(
+    tiny_data, micro_model, tmp_path, capsys
+):
+    """A model of bar, a class that the data lack, and disc, in this order; the data have disc,
+    square and bar.
+    """
+    names = ["bar", "lamp", "disc"]
+    weights = save_checkpoint(tmp_path / "m.pt", lively_detector(micro_model), names=names)
+    flags = ["--weights", str(weights), "--cache-dir", str(tmp_path / "cache"), "--device", "cpu"]
+    file = tmp_path / "found.json"
+    training_check.main([str(tiny_data), *flags, "--workers", "0", "--json", str(file)])
+
+    sentence = "1 class that the model does not know, whose labels are not judged: square"
+    assert sentence in capsys.readouterr().out
+    by_check = {found["check"]: found for found in json.loads(file.read_text())["findings"]}
+    assert by_check["classes-not-judged"]["title"] == sentence
+    assert by_check["labels-missing"]["count"] > 0
+    for check in CHECKS:
+        for place in by_check.get(check.name, {"examples": []})["examples"]:
+            assert "square" not in place["what"]
+            assert "lamp" not in place["what"]
+
+    # Output 0 is the model's third class, output 1 its first one.
+    model = load_backend(weights, torch.device("cpu"))
+    backend, judged = judge_of(str(weights), model, open_tiny(tiny_data))
+    images = torch.rand(1, 3, 64, 64)
+    scores = model.backend.predict(images).scores
+    assert torch.equal(backend.predict(images).scores, scores[..., [2, 0]])
+    assert judged.names == ["disc", "bar"]
+    assert judged.outputs_of(np.array([0, 1, 2])).tolist() == [0, -1, 1]
+
+
+def open_tiny(tiny_data) -> Dataset:
+    world = World(torch.device("cpu"))
+    return open_dataset(
+        [str(tiny_data)], (), world, download=False, single_class=False, cache_dir=""
+    )
+
+
+def test_classes_of_a_model_that_has_them_as_one(tiny_data, micro_model, tmp_path):
+    """--single-cls with --classes: labels of the others are not judged."""
+    table = read_table(Path(micro_model))
+    weights = save_checkpoint(
+        tmp_path / "m.pt",
+        build_model(table, 1),
+        names=["object"],
+        config={"imgsz": 64, "single_cls": True, "classes": ["bar", "square"]},
+    )
+    model = load_backend(weights, torch.device("cpu"))
+    backend, judged = judge_of("m.pt", model, open_tiny(tiny_data))
+    assert backend.num_classes == 1
+    assert judged.others == ["disc"]
+    assert judged.outputs_of(np.array([0, 1, 2])).tolist() == [-1, 0, 0]
+
+
+def test_a_detection_on_an_object_of_a_class_that_is_not_judged_is_no_missing_label():
+    """A detection in the place of such an object is left out; one that has an IoU of 81 / 119 with
+    it and 90 / 110 with a label of its class stays, and so does one apart.
+    """
+    rows = [(0, (0, 0, 10, 10)), (1, (40, 0, 10, 10)), (0, (41, 2, 10, 10))]
+    builder = LabelsBuilder()
+    of_image = [LabelRow(class_id, box, 100, False, None, 1) for class_id, box in rows]
+    builder.add_image("a.png", (96, 96), 7, of_image)
+    split = Split("val", (), builder.build([1, 2]), report=None)
+
+    found = Detections(
+        np.array([7, 7, 7]),
+        np.zeros(3, int),
+        np.array([[40.0, 0, 10, 10], [41, 1, 10, 10], [70, 70, 10, 10]]),
+        np.array([0.9, 0.8, 0.7]),
+    )
+    compared = compare(split, found, Judged(np.array([0]), ["disc"], ["square"]))
+    assert compared.detections.scores.tolist() == [0.8, 0.7]
+    assert compared.rows.tolist() == [0, 2]
+    assert compared.labels.classes.tolist() == [0, 0]
+
+
 def test_other_classes_and_wrong_flags_are_refused(tiny_data, micro_model, tmp_path):
     names = ["a", "b", "c"]
     weights = save_checkpoint(tmp_path / "m.pt", lively_detector(micro_model), names=names)
     flags = [str(tiny_data), "--weights", str(weights), "--device", "cpu"]
-    with pytest.raises(ValueError, match=r"does not fit .*: the model's classes are a, b, c"):
+    sentence = (
+        r"m.pt does not fit .*: the model's classes are a, b, c, "
+        r"those of the data disc, square, bar, and none is in both$"
+    )
+    with pytest.raises(ValueError, match=sentence):
         training_check.main([*flags, "--cache-dir", str(tmp_path)])
     with pytest.raises(ValueError, match=r"^--batch-size 0: choose 1 or more$"):
         training_check.main([*flags, "--batch", "0"])
