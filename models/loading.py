@@ -14,6 +14,7 @@ from models.backends.packed import pack_convolutions
 from models.export.exported import ExportedBackend
 from models.export.registry import format_of
 from models.weights.kestrel import digest, load_detector
+from models.weights.trained_settings import trained_settings
 from utils.distributed.precision import choose_precision
 from utils.files.folders import data_of_run
 from utils.images.letterbox import round_up_to_stride
@@ -97,7 +98,7 @@ def load_backend(
         threads: the number that will detect at the same time, for backends on the CPU.
         head: the output of a checkpoint with several, o2o or o2m; "" for its first.
 
-    Raises ValueError as `load_detector` and `ExportFormat.load` do.
+    Raises ValueError as `load_detector`, `trained_settings` and `ExportFormat.load` do.
     """
     if device.type != "cpu":
         threads = 1
@@ -118,6 +119,8 @@ def _load_checkpoint(
 ) -> LoadedModel:
     """Return the model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path, head)
+    known = description(path, saved)
+    chosen = trained_settings(path, saved).classes
     weights = digest(detector)
     detector.to(memory_format=torch.channels_last).to(device)
     detector.fuse().requires_grad_(False)
@@ -125,21 +128,22 @@ def _load_checkpoint(
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
     backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
-    chosen = tuple(saved.get("config", {}).get("classes", ()))
-    known = description(path, saved)
     return LoadedModel(backend, digest=weights, chosen_classes=chosen, **known)
 
 
 def description(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint states of `LoadedModel`, as `ExportedModel` takes it, too."""
-    config = saved.get("config", {})
+    """Return what a checkpoint states of `LoadedModel`, as `ExportedModel` takes it, too.
+
+    Raises ValueError as `trained_settings` does.
+    """
+    settings = trained_settings(path, saved)
     return {
         "names": tuple(saved["names"]),
-        "image_size": config.get("imgsz", 640),
-        "data": data_of_run(path, saved.get("data", "")),
-        "single_class": config.get("single_cls", False),
-        "tile": config.get("tile", 0),
-        "tile_overlap": config.get("tile_overlap", DEFAULT_OVERLAP),
+        "image_size": settings.imgsz,
+        "data": data_of_run(path, settings.data),
+        "single_class": settings.single_cls,
+        "tile": settings.tile,
+        "tile_overlap": settings.tile_overlap,
     }
 
 

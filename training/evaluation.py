@@ -27,6 +27,7 @@ from training.checkpoints.preemption import InterruptedRunError
 from utils.distributed.devices import wait_for
 from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
+from utils.files import checkpoint_file
 from utils.metrics.coco import evaluate_boxes
 from utils.metrics.curves import operating_curves
 from utils.metrics.evaluation import Evaluation
@@ -240,7 +241,7 @@ def evaluate_best(
     epoch = 0
     if world.is_main:  # other machines may have no access to the folder
         model, saved = load_detector(checkpoints.best)
-        epoch = saved["epoch"]
+        epoch = checkpoint_file.epoch_of(saved)
     model.to(memory_format=torch.channels_last).to(world.device)
     world.wait_for_main()
     world.broadcast_([*model.parameters(), *model.buffers()])

@@ -14,7 +14,7 @@ from typing import Any
 
 from models.nms import check_limits
 from utils.images.letterbox import GRAY
-from utils.images.tiles import DEFAULT_OVERLAP
+from utils.images.tiles import DEFAULT_OVERLAP, MAX_OVERLAP, MIN_SIDE
 from utils.printable import excerpt, printable
 
 KEY = "kestrel"  # of the metadata in an ONNX file and in OpenVINO's rt_info
@@ -154,7 +154,9 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not a number of JSON")
 
 
-def _whole(most: int, least: int = 1) -> Callable[[str, Any], int]:
+def whole_number(most: int, least: int = 1) -> Callable[[str, Any], int]:
+    """Return a check of a value, given its name, which returns the value or raises ValueError."""
+
     def check(name: str, value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
             raise ValueError(f"{name} must be a whole number from {least} to {most}")
@@ -177,17 +179,19 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 def _canvas(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"{name} must be a height and a width")
-    check = _whole(MAX_SIDE)
+    check = whole_number(MAX_SIDE)
     return check(name, value[0]), check(name, value[1])
 
 
-def _text(name: str, value: Any) -> str:
+def checked_text(name: str, value: Any) -> str:
+    """Return a text. Raises ValueError if it is none, or a long one."""
     if type(value) is not str or len(value) > MAX_TEXT:
         raise ValueError(f"{name} must be a text of at most {MAX_TEXT} characters")
     return value
 
 
-def _flag(name: str, value: Any) -> bool:
+def checked_flag(name: str, value: Any) -> bool:
+    """Return a boolean. Raises ValueError if it is none."""
     if type(value) is not bool:
         raise ValueError(f"{name} must be true or false")
     return value
@@ -197,6 +201,22 @@ def _share(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{name} must be a number")
     return float(value)
+
+
+def checked_tile(name: str, value: Any) -> int:
+    """Return the side of tiles, 0 for none. Raises ValueError as `open_tiling` does."""
+    side = whole_number(MAX_SIDE, 0)(name, value)
+    if 0 < side < MIN_SIDE:
+        raise ValueError(f"{name} must be 0, or a side of {MIN_SIDE} pixels or more")
+    return side
+
+
+def checked_overlap(name: str, value: Any) -> float:
+    """Return an overlap of tiles. Raises ValueError if it is out of range."""
+    overlap = _share(name, value)
+    if not 0 <= overlap <= MAX_OVERLAP:
+        raise ValueError(f"{name} must be a number from 0 to {MAX_OVERLAP}")
+    return overlap
 
 
 def _precision(name: str, value: Any) -> str:
@@ -209,8 +229,8 @@ def _suppression(name: str, value: Any) -> Suppression:
     checks: dict[str, Callable[[str, Any], Any]] = {
         "confidence": _share,
         "iou": _share,
-        "agnostic": _flag,
-        "max_detections": _whole(MAX_DETECTIONS),
+        "agnostic": checked_flag,
+        "max_detections": whole_number(MAX_DETECTIONS),
     }
     if not isinstance(value, dict) or value.keys() != checks.keys():
         raise ValueError(f"{name} must have the entries {', '.join(checks)}")
@@ -223,20 +243,20 @@ def _suppression(name: str, value: Any) -> Suppression:
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "names": _names,
-    "stride": _whole(MAX_STRIDE),
-    "image_size": _whole(MAX_SIDE),
+    "stride": whole_number(MAX_STRIDE),
+    "image_size": whole_number(MAX_SIDE),
     "canvas": _optional(_canvas),
-    "batch_size": _optional(_whole(MAX_BATCH)),
+    "batch_size": _optional(whole_number(MAX_BATCH)),
     "nms": _optional(_suppression),
-    "needs_nms": _flag,
+    "needs_nms": checked_flag,
     "precision": _precision,
-    "data": _text,
-    "single_class": _flag,
-    "tile": _whole(MAX_SIDE, 0),
-    "tile_overlap": _share,
-    "digest": _text,
-    "opset": _whole(1000, 0),
-    "torch_version": _text,
-    "kestrel_version": _text,
-    "payload": _text,
+    "data": checked_text,
+    "single_class": checked_flag,
+    "tile": checked_tile,
+    "tile_overlap": checked_overlap,
+    "digest": checked_text,
+    "opset": whole_number(1000, 0),
+    "torch_version": checked_text,
+    "kestrel_version": checked_text,
+    "payload": checked_text,
 }

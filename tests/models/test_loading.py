@@ -2,7 +2,9 @@
 for.
 """
 
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from models.backends.in_torch import TorchBackend
 from models.loading import canvas_for, join_names, load_backend
 from models.predict import Predictor
 from models.weights.kestrel import require_checkpoint
+from models.weights.trained_settings import TrainedSettings, trained_settings
 from tests.models.backends.test_combined import Fake
 from tests.support.exporting import micro_table
 from utils.files import checkpoint_file
@@ -48,6 +51,35 @@ def test_checkpoint_is_loaded_with_what_it_says(checkpoint):
         32,
     )
     assert load_backend(checkpoint, CPU).digest == loaded.digest
+
+
+WRONG_SETTINGS = [
+    *({"classes": value} for value in ("cat", [["cat"]], -1, 10**30, True, {"cat": 1}, [""], [0])),
+    *({"imgsz": value} for value in ("640", [640], -1, 10**30, True, 640.0, None)),
+    *({"single_cls": value} for value in ("yes", [True], -1, 10**30)),
+    *({"tile": value} for value in ("640", [640], -1, 10**30, True, 5)),
+    *({"tile_overlap": value} for value in ("0.2", [0.2], -1, 10**30, True, math.nan)),
+]
+
+
+@pytest.mark.parametrize("config", WRONG_SETTINGS, ids=str)
+def test_wrong_settings_of_a_checkpoint_are_one_sentence(config):
+    name = next(iter(config))
+    sentence = rf"^a\\x1bb.pt: its settings cannot be used: {name} must be [^\n]*$"
+    with pytest.raises(ValueError, match=sentence):
+        trained_settings(Path("a\x1bb.pt"), {"config": config})
+
+
+def test_settings_of_a_checkpoint_are_checked_when_it_is_loaded(checkpoint):
+    state = checkpoint_file.load(checkpoint)
+    for entries in ({"config": ["imgsz"]}, {"config": {"classes": 3}}, {"data": 3}):
+        checkpoint_file.save(checkpoint, state | entries)
+        with pytest.raises(ValueError, match=r"best\.pt: its settings cannot be used: "):
+            load_backend(checkpoint, CPU)
+    assert trained_settings(checkpoint, {}) == TrainedSettings()
+    config = {"imgsz": 96, "tile": 64, "tile_overlap": 0, "classes": ["cat"], "epochs": -1}
+    expected = TrainedSettings("a", 96, tile=64, tile_overlap=0.0, classes=("cat",))
+    assert trained_settings(checkpoint, {"config": config, "data": "a"}) == expected
 
 
 @torch.no_grad()

@@ -239,7 +239,7 @@ class CheckpointManager:
     def _epoch_of_best(self) -> int:
         """Return the epoch of best.pt, counted from 1; 0 if it is missing or not a checkpoint."""
         with suppress(ValueError, OSError):
-            return int(checkpoint_file.load(self.best).get("epoch", 0))
+            return checkpoint_file.epoch_of(checkpoint_file.load(self.best))
         return 0
 
     def _is_best(self) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -98,6 +99,16 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: is not a checkpoint of Kestrel (model, table or names are missing)"
         )
     return state
+
+
+def epoch_of(state: Mapping[str, Any]) -> int:
+    """Return the epoch of a checkpoint's entries, counted from 1; 0 if they do not say it.
+
+    >>> epoch_of({"epoch": 3}), epoch_of({}), epoch_of({"epoch": ["3"]})
+    (3, 0, 0)
+    """
+    epoch = state.get("epoch")
+    return epoch if type(epoch) is int else 0
 
 
 def digest_of_checkpoint(path: Path) -> str:
