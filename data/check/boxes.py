@@ -18,7 +18,7 @@ from data.check.findings import (
     share,
 )
 from data.check.reading import Examined, Split
-from utils.metrics.matching import overlapping_pairs
+from utils.metrics.equal_boxes import first_equal
 from utils.printable import excerpt
 
 MOST_LISTED = 1000  # places of a finding in the JSON file
@@ -287,13 +287,10 @@ def _equal_pairs(split: Split) -> Iterator[tuple[Row, Row, float]]:
     objects = np.flatnonzero(~labels.crowd)
     boxes = labels.boxes_xywh[objects]
     image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[objects]
-    no_crowd = np.zeros(len(objects), bool)
-    pairs = overlapping_pairs(boxes, image_of, boxes, image_of, no_crowd, SAME_IOU)
-    later = pairs.detection > pairs.truth
-    _, first_of_each = np.unique(pairs.detection[later], return_index=True)
-    seconds = objects[pairs.detection[later][first_of_each]]
-    firsts = objects[pairs.truth[later][first_of_each]]
-    ious = pairs.iou[later][first_of_each].tolist()
+    found = first_equal(boxes, image_of, SAME_IOU)
+    firsts = objects[found.earlier]
+    seconds = objects[found.box]
+    ious = found.iou.tolist()
     yield from zip(_rows(split, firsts), _rows(split, seconds), ious, strict=True)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from data.dataset_yaml import DataSpec
@@ -33,7 +34,7 @@ class Listed:
     def place_of(self, row: int) -> str:
         """Return file and line of a row, counted from 0 among the usable ones, ready to print."""
         file = printable(self.image.label_file)
-        numbers = self._numbers()
+        numbers = self._numbers
         if not 0 <= row < len(numbers):
             return file
         number = numbers[row]
@@ -41,8 +42,12 @@ class Listed:
             return f"{file} annotation {number}"
         return f"{file} {place(number)}"
 
+    @cached_property
     def _numbers(self) -> list[int | str]:
-        """Return the numbers of the usable rows; none if the file was changed meanwhile."""
+        """The numbers of the usable rows; none if the file was changed meanwhile.
+
+        They are kept: a file of thousands of rows may have a thousand places.
+        """
         size = self.image.declared_size or self.size
         try:
             read = self.reader.rows(self.image, size, self.names)
