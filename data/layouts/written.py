@@ -311,7 +311,7 @@ def _held_out(
         notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
 
     moved = _in_list(folder / LISTS["val"], held_out.train)
-    for file in folder.glob("train*.txt"):
+    for file in _lists_in(folder, "train"):
         moved += _in_list(file, held_out.val)
     if moved:
         notes.append(
@@ -329,6 +329,12 @@ def _notes_of_unused(sources: Sequence[Path], images: int) -> list[str]:
     if images:
         notes.append(f"not used, because they are in no split: {counted(images, 'image')}")
     return notes
+
+
+def _lists_in(folder: Path, split: str) -> list[Path]:
+    """Return the lists of a split that `write_data_set` may have written into a folder."""
+    weighted = sorted(folder.glob(WEIGHTED_LIST.replace("{:g}", "*"))) if split == "train" else []
+    return [folder / LISTS[split], *weighted]
 
 
 def _in_list(file: Path, paths: Sequence[str]) -> int:
@@ -388,12 +394,19 @@ def _entries(
 
 
 def _write(folder: Path, entries: dict[str, object], lists: Mapping[str, Sequence[str]]) -> Path:
-    """Write the YAML of a data set, and its lists of images by their file names; return the YAML's
-    path.
+    """Write the YAML of a data set, and its lists of images by their file names.
+
+    Lists of an earlier time that it does not name, such as those of other weights, are removed:
+    the next time would take them for the last ones. Returns the YAML's path.
     """
     make_folder(folder, "--cache-dir")
     for name, paths in lists.items():
         write_text(folder / name, "".join(f"{path}\n" for path in paths))
     file = folder / RUN_DATA
     write_yaml(file, entries)
+
+    for split in SPLITS:
+        for written in _lists_in(folder, split):
+            if written.name not in lists:
+                written.unlink(missing_ok=True)
     return file

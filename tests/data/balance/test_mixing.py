@@ -123,6 +123,21 @@ def test_data_weights_of_joined_data_survive_the_run_folder(folders: Path, tmp_p
     assert {path.parent for path in again.spec.train or ()} == {run}
 
 
+def test_lists_of_earlier_weights_are_removed(folders: Path, tmp_path: Path) -> None:
+    """The user changes the weights in the YAML. A file that is none of the lists stays."""
+
+    def lists(train: str, **entries: str) -> set[str]:
+        dataset = opened(write(folders, train, **entries), cache=tmp_path, val_split=0.2)
+        folder = dataset.file.parent
+        (folder / "train-images.txt").touch()  # of detect.py
+        return {file.name for file in folder.glob("*.txt")} - {"train-images.txt"}
+
+    assert lists("[{path: a, weight: 2}, b]") == {"train.txt", "train-weight-2.txt", "val.txt"}
+    assert lists("[{path: a, weight: 3}, b]") == {"train.txt", "train-weight-3.txt", "val.txt"}
+    assert lists("[{path: a, weight: 3}]") == {"train-weight-3.txt", "val.txt"}
+    assert lists("[a, b]") == {"train.txt", "val.txt"}
+
+
 def test_data_weights_multiply_those_of_a_yaml(folders: Path, tmp_path: Path) -> None:
     file = write(folders, "[{path: a, weight: 4}]", val="b")
     dataset = opened(file, folders / "b", cache=tmp_path, weights=(0.5, 3.0), val_split=0)
