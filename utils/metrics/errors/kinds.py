@@ -226,47 +226,95 @@ def _classify_block(
     picked: _Detected, objects: _Truths, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what `_classify` does, of some images."""
-    n = len(picked.rows)
     pairs = _pairs_in_images(picked, objects)
-    is_same = picked.classes[pairs.detection] == objects.classes[pairs.truth]
-    is_match = pairs.iou >= MATCH_IOU
+    is_same = picked.classes[pairs.detection] == objects.classes[pairs.truth]  # class, [P]
 
-    # Right: of equal IoUs match_pairs takes the last, so the pairs are reversed.
-    can_match = _choose(pairs, is_same & is_match)
-    backwards = Pairs(*(column[::-1] for column in can_match))
-    groups = picked.images * num_classes + picked.classes
-    found = match_pairs(backwards, groups, len(objects.rows))  # [n]
+    found = _found_truths(pairs, is_same, picked, objects, num_classes)
     is_found = np.zeros(len(objects.rows), bool)
     is_found[found[found >= 0]] = True
 
-    # The best ground truth of any class, of its own, of another, and of those found of its own.
-    nearest, nearest_iou = _best_of(pairs, n)
-    own, own_iou = _best_of(_choose(pairs, is_same), n)
-    other, other_iou = _best_of(_choose(pairs, ~is_same), n)
-    repeated, repeated_iou = _best_of(_choose(pairs, is_same & is_found[pairs.truth]), n)
-
-    # The first that holds.
-    is_misplaced = (own_iou >= BACKGROUND_IOU) & (own_iou <= MATCH_IOU)
-    cases = [
-        (found >= 0, RIGHT, found),
-        (is_misplaced, LOCALIZATION, own),
-        (other_iou >= MATCH_IOU, CLASSIFICATION, other),
-        (repeated_iou >= MATCH_IOU, DUPLICATE, repeated),
-        (nearest_iou <= BACKGROUND_IOU, BACKGROUND, np.full(n, -1)),
-    ]
-    conditions, kinds, partners = zip(*cases, strict=True)
-    kind = np.select(conditions, kinds, BOTH).astype(np.int8)
-    partner = np.select(conditions, partners, nearest)
-
-    # Claims: the first in order of score, then row.
-    may_claim = (kind == LOCALIZATION) | (kind == CLASSIFICATION)
-    may_claim[may_claim] = ~is_found[partner[may_claim]]
-    rows = np.flatnonzero(may_claim)
-    rows = rows[np.lexsort((picked.rows[rows], -picked.scores[rows]))]
-    _, first = np.unique(partner[rows], return_index=True)
-    claims = np.zeros(n, bool)
-    claims[rows[first]] = True
+    kind, partner = _kinds(pairs, is_same, found, is_found)
+    claims = _claims(picked, kind, partner, is_found)
     return kind, partner, claims
+
+
+def _found_truths(
+    pairs: Pairs, is_same: np.ndarray, picked: _Detected, objects: _Truths, num_classes: int
+) -> np.ndarray:
+    """Return the ground truth that each detection finds, int64 [n], -1 for none.
+
+    is_same: bool [P], whether the two of a pair have the same class.
+    """
+    can_match = _choose(pairs, is_same & (pairs.iou >= MATCH_IOU))
+    # Of equal IoUs the first is to be taken, and match_pairs takes the last.
+    backwards = Pairs(*(column[::-1] for column in can_match))
+    groups = picked.images * num_classes + picked.classes
+    return match_pairs(backwards, groups, len(objects.rows))
+
+
+def _kinds(
+    pairs: Pairs, is_same: np.ndarray, found: np.ndarray, is_found: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the kind of each detection, int8 [n], and its ground truth, int64 [n], -1 for none.
+
+    Args:
+        pairs: best first.
+        is_same: bool [P], whether the two of a pair have the same class.
+        found: int64 [n], the ground truth that each detection finds, -1 for none.
+        is_found: bool [g], whether a detection finds the ground truth.
+    """
+    n = len(found)
+    nearest = _best_of(pairs, n)  # of any class
+    own = _best_of(_choose(pairs, is_same), n)
+    other = _best_of(_choose(pairs, ~is_same), n)  # of another class
+    repeated = _best_of(_choose(pairs, is_same & is_found[pairs.truth]), n)
+
+    # What is left when no rule holds, then each rule from the last to the first, which prevails.
+    kind = np.full(n, BOTH, np.int8)
+    partner = nearest.truth.copy()
+
+    is_background = nearest.iou <= BACKGROUND_IOU
+    kind[is_background] = BACKGROUND
+    partner[is_background] = -1
+
+    is_duplicate = repeated.iou >= MATCH_IOU
+    kind[is_duplicate] = DUPLICATE
+    partner[is_duplicate] = repeated.truth[is_duplicate]
+
+    is_misclassified = other.iou >= MATCH_IOU
+    kind[is_misclassified] = CLASSIFICATION
+    partner[is_misclassified] = other.truth[is_misclassified]
+
+    is_misplaced = (own.iou >= BACKGROUND_IOU) & (own.iou <= MATCH_IOU)
+    kind[is_misplaced] = LOCALIZATION
+    partner[is_misplaced] = own.truth[is_misplaced]
+
+    is_right = found >= 0
+    kind[is_right] = RIGHT
+    partner[is_right] = found[is_right]
+    return kind, partner
+
+
+def _claims(
+    picked: _Detected, kind: np.ndarray, partner: np.ndarray, is_found: np.ndarray
+) -> np.ndarray:
+    """Return which detections claim their ground truth, bool [n]: one for each that has any.
+
+    kind, partner: as `_kinds` returns them. is_found: bool [g].
+    """
+    # Detections that would find their ground truth if they were corrected.
+    is_correctable = (kind == LOCALIZATION) | (kind == CLASSIFICATION)
+    correctable = np.flatnonzero(is_correctable)
+    candidates = correctable[~is_found[partner[correctable]]]
+
+    # Of those with one ground truth the most confident; of equal scores the first row.
+    order = np.lexsort((picked.rows[candidates], -picked.scores[candidates]))
+    ordered = candidates[order]
+    _, first = np.unique(partner[ordered], return_index=True)
+
+    claims = np.zeros(len(kind), bool)
+    claims[ordered[first]] = True
+    return claims
 
 
 def _pairs_in_images(picked: _Detected, truths: _Truths) -> Pairs:
@@ -290,18 +338,22 @@ def _choose(pairs: Pairs, chosen: np.ndarray) -> Pairs:
     return Pairs(*(column[chosen] for column in pairs))
 
 
-def _best_of(pairs: Pairs, num_detections: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ground truth of the first pair of each detection, and its IoU.
+class _Best(NamedTuple):
+    """A ground truth of each detection."""
 
-    int64 [D], -1 without a pair, and float64 [D], 0 without a pair. pairs: best first.
-    """
+    truth: np.ndarray  # int64 [n], -1 for none
+    iou: np.ndarray  # float64 [n], 0 for none
+
+
+def _best_of(pairs: Pairs, num_detections: int) -> _Best:
+    """Return the ground truth of the first pair of each detection. pairs: best first."""
     first = np.flatnonzero(np.diff(pairs.detection, prepend=-1))
     owner = pairs.detection[first]
     truth = np.full(num_detections, -1)
     truth[owner] = pairs.truth[first]
     iou = np.zeros(num_detections)
     iou[owner] = pairs.iou[first]
-    return truth, iou
+    return _Best(truth, iou)
 
 
 def _covered_by_crowd(picked: _Detected, crowds: _Truths) -> np.ndarray:
