@@ -6,41 +6,56 @@ killed after a checkpoint and before a logger has its records, they are in this 
 """
 
 import json
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from utils.files.atomic import atomic_write
 from utils.files.writers import write_text
 from utils.loggers.base import EPOCH, EVALUATION, PICTURE, STEPS, ClassResult, Record
 
 SAVED = "saved"  # the key of a line that says how many records a checkpoint covers
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kept:
-    """What a resumed run keeps of its journal.
+    """What a run that starts has of its journal. The records themselves stay in the file.
 
-    restarts: records are taken back, or lost, that loggers may have.
+    count: records. restarts: records are taken back, or lost, that loggers may have. pictures: file
+    and digest of each. evaluated: after which epochs. epochs: those that have a row. last_step: the
+    highest one.
     """
 
-    records: list[Record]
-    restarts: bool
+    count: int = 0
+    restarts: bool = False
+    pictures: set[tuple[str, str]] = field(default_factory=set)
+    evaluated: set[int] = field(default_factory=set)
+    epochs: set[int] = field(default_factory=set)
+    last_step: int = 0
+
+    def add(self, record: Record) -> None:
+        """Count a record that is kept."""
+        self.count += 1
+        self.last_step = max(self.last_step, record.step)
+        if record.kind == PICTURE:
+            self.pictures.add((record.file, record.digest))
+        elif record.kind == EVALUATION:
+            self.evaluated.add(record.epoch)
+        elif record.kind == EPOCH:
+            self.epochs.add(record.epoch)
 
 
 class Journal:
-    """Appends records to a file.
+    """Appends records to a file, in which there are `count` so far.
 
     count: records in the file. saved: those that may be sent to loggers.
     """
 
-    def __init__(self, file: Path, records: list[Record]) -> None:
+    def __init__(self, file: Path, count: int) -> None:
         self.file = file
-        self.count = len(records)
+        self.count = count
         self.saved = 0
-
-        lines = [_line(record) for record in records]
-        write_text(file, "".join(lines))
         self._stream = open(file, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def append(self, record: Record) -> None:
@@ -61,51 +76,95 @@ class Journal:
         self._stream.flush()  # to the system, which writes it even if this process is killed
 
 
-def kept_of(file: Path, covered: int, epochs: int) -> Kept:
-    """Return what a run keeps that is resumed from a checkpoint.
+def clear_journal(file: Path) -> Kept:
+    """Empty the journal of an earlier start of a run that had no checkpoint yet."""
+    restarts = file.exists() and last_saved(file) == 0
+    write_text(file, "")
+    return Kept(restarts=restarts)
+
+
+def keep_records(file: Path, covered: int, epochs: int) -> Kept:
+    """Leave those records in a journal that a run keeps which is resumed from a checkpoint.
+
+    A journal may have millions of records: they are copied one after another.
 
     Args:
         file: the journal; it may be missing, or end within a line.
         covered: how many records the checkpoint covers.
         epochs: how many rows of results.csv the checkpoint has.
     """
-    records, saved = read_journal(file)
-    kept = records[:covered]
-    beyond = records[covered:]
+    kept = Kept()
+    beyond: list[Record] = []  # what may be kept of the rest
+    saved = 0
+    trained_again: int | None = None  # the first record that comes again
+    with (
+        atomic_write(file) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="\n") as copy,
+    ):
+        for entry in _entries(file):
+            if isinstance(entry, int):
+                saved = entry
+            elif entry.number < covered:
+                copy.write(_line(entry))
+                kept.add(entry)
+            elif entry.kind in (PICTURE, EVALUATION):
+                beyond.append(entry)
+            elif entry.kind in (STEPS, EPOCH) and trained_again is None:
+                trained_again = entry.number
 
-    # After the last checkpoint of a run come its evaluation and pictures, and nothing else.
-    trained_again = [record for record in beyond if record.kind in (STEPS, EPOCH)]
-    taken_back = any(record.number < saved for record in trained_again)
-    restarts = taken_back or len(records) < covered  # the journal is damaged or gone
-    for record in beyond:
-        of_this_state = record.kind == PICTURE and record.epoch <= epochs
-        is_final = record.kind == EVALUATION and record.number < saved and not restarts
-        if of_this_state or is_final:
-            kept.append(record)
-
-    numbered = [replace(record, number=number) for number, record in enumerate(kept)]
-    return Kept(numbered, restarts)
+        # After the last checkpoint of a run come its evaluation and pictures, and nothing else.
+        taken_back = trained_again is not None and trained_again < saved
+        kept.restarts = taken_back or kept.count < covered  # the journal is damaged or gone
+        for record in beyond:
+            of_this_state = record.kind == PICTURE and record.epoch <= epochs
+            is_final = record.kind == EVALUATION and record.number < saved and not kept.restarts
+            if of_this_state or is_final:
+                copy.write(_line(record))
+                kept.add(record)
+    return kept
 
 
-def read_journal(file: Path) -> tuple[list[Record], int]:
-    """Return the records of a journal, and how many of them a checkpoint was said to cover.
+def last_saved(file: Path) -> int:
+    """Return how many records of a journal a checkpoint was said to cover, at last."""
+    saved = 0
+    for entry in _entries(file):
+        if isinstance(entry, int):
+            saved = entry
+    return saved
+
+
+def _entries(file: Path) -> Iterator[Record | int]:
+    """Yield the records of a journal, and between them the numbers that were saved.
 
     They end where the file is damaged, or within a line. The file may come from somebody else.
     """
-    records: list[Record] = []
-    saved = 0
     if not file.is_file():
-        return records, saved
-    with open(file, "rb") as lines, suppress(ValueError, TypeError, RecursionError):
-        for line in lines:  # until one is damaged
-            values = json.loads(line) if line.endswith(b"\n") else None
-            if not isinstance(values, dict):
-                break
-            if SAVED in values:
-                saved = _checked(values[SAVED], int)
-            else:
-                records.append(_checked_record(values, len(records)))
-    return records, saved
+        return
+    count = 0
+    with open(file, "rb") as lines:
+        for line in lines:
+            try:
+                entry = _checked_entry(line, count)
+            except (ValueError, TypeError, RecursionError):
+                return
+            count += isinstance(entry, Record)
+            yield entry
+
+
+def _checked_entry(line: bytes, number: int) -> Record | int:
+    """Return the record of a line, or how many were saved.
+
+    Raises ValueError or TypeError if the line is damaged.
+    """
+    if not line.endswith(b"\n"):
+        raise ValueError("the line has no end")
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise TypeError("not an object")
+    if SAVED in values:
+        saved: int = _checked(values[SAVED], int)
+        return saved
+    return _checked_record(values, number)
 
 
 class JournalReader:

@@ -36,7 +36,7 @@ from utils.loggers.base import (
     encodable,
 )
 from utils.loggers.follower import Follower
-from utils.loggers.journal import Journal, JournalReader, Kept, kept_of, read_journal
+from utils.loggers.journal import Journal, JournalReader, clear_journal, keep_records
 from utils.loggers.registry import LOGGERS
 from utils.metrics.evaluation import Evaluation
 from utils.printable import one_line
@@ -133,21 +133,20 @@ class Loggers:
         self._has_checkpoint = event.recorded is not None
         if event.recorded is None:
             # A launcher has started the run again, if there was no checkpoint.
-            resumed = file.exists() and not read_journal(file)[1]
-            kept = Kept([], restarts=resumed)
+            kept = clear_journal(file)
+            resumed = kept.restarts
         else:
             resumed = True
-            kept = kept_of(file, event.recorded, epochs=len(event.rows))
-        records = kept.records
+            kept = keep_records(file, event.recorded, epochs=len(event.rows))
 
-        journal = Journal(file, records)
+        journal = Journal(file, kept.count)
         self._journal = journal
         self._images = event.images
-        self._pictures = {(r.file, r.digest) for r in records if r.kind == PICTURE}
-        self._evaluated = {r.epoch for r in records if r.kind == EVALUATION}
+        self._pictures = kept.pictures
+        self._evaluated = kept.evaluated
 
         # Batches of another size are counted anew from the start, but no number comes twice.
-        self._step = max((r.step for r in records), default=0)
+        self._step = kept.last_step
         self._step_offset = max(self._step - event.step, 0)
 
         for name, logger in self._loggers.items():
@@ -158,17 +157,16 @@ class Loggers:
                 self._account,
                 resumed=resumed,
                 restarts=kept.restarts,
-                recorded=len(records),
+                recorded=kept.count,
                 notes=folder / f"{name}.json",
                 say=self._sentences.append,
             )
             self._followers.append(Follower(logger, run, JournalReader(file)))
 
         # Epochs that were trained while no logger was on.
-        epochs = {record.epoch for record in records if record.kind == EPOCH}
         for row in event.rows:
             self._epoch = int(row["epoch"])
-            if self._epoch not in epochs:
+            if self._epoch not in kept.epochs:
                 self._record_epoch(journal, row)
         self._release(journal, journal.count)
 

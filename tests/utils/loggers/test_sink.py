@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from utils.log import (
 )
 from utils.loggers import sink as sink_module
 from utils.loggers.base import EPOCH, EVALUATION, PICTURE, STEPS, LoggedRun, Logger, Record
-from utils.loggers.journal import Journal, JournalReader, kept_of, read_journal
+from utils.loggers.journal import Journal, JournalReader, clear_journal, keep_records, last_saved
 from utils.loggers.sink import Loggers
 
 ROOT = Path(__file__).parents[3]
@@ -385,19 +386,29 @@ def test_log_says_how_the_run_has_ended(error, status):
 
 
 def write(file: Path, records: Sequence[Record], saved: int) -> None:
-    journal = Journal(file, [])
+    journal = Journal(file, 0)
     for entry in records:
         journal.append(entry)
     journal.mark_saved(saved)
     journal.close()
 
 
+def all_records(file: Path) -> list[Record]:
+    """The records that are in a file before the first damaged line."""
+    whole = keep_records(file, 10**9, epochs=0)
+    reader = JournalReader(file)
+    records = reader.next_records(whole.count, most=10**9)
+    reader.close()
+    return records
+
+
 def test_journal_round_trip(tmp_path):
     file = tmp_path / "a.jsonl"
     records = [record(0), record(1, PICTURE, file="ü.png", digest="ab"), record(2, EPOCH)]
     write(file, records, saved=2)
-    assert read_journal(file) == (records, 2)
-    assert read_journal(tmp_path / "none") == ([], 0)
+    assert (last_saved(file), last_saved(tmp_path / "none")) == (2, 0)
+    assert all_records(file) == records
+    assert all_records(tmp_path / "none") == []
 
     reader = JournalReader(file)
     assert reader.next_records(2, most=1) == records[:1]
@@ -428,7 +439,8 @@ def test_journal_ends_before_a_torn_line(tmp_path, torn):
     write(file, [record(0)], saved=1)
     with open(file, "a") as stream:
         stream.write(torn)
-    assert read_journal(file) == ([record(0)], 1)
+    assert last_saved(file) == 1
+    assert all_records(file) == [record(0)]
 
 
 @pytest.mark.parametrize(
@@ -452,10 +464,40 @@ def test_journal_ends_before_a_torn_line(tmp_path, torn):
 def test_records_that_a_resumed_run_keeps(tmp_path, kinds, saved, covered, kept, restarts):
     file = tmp_path / "a.jsonl"
     write(file, [record(number, kind) for number, kind in enumerate(kinds)], saved)
-    found = kept_of(file, covered, epochs=1)
-    assert [entry.values["a"] for entry in found.records] == kept
-    assert [entry.number for entry in found.records] == list(range(len(kept)))
+    found = keep_records(file, covered, epochs=1)
     assert found.restarts == restarts
+    assert found.count == len(kept)
+    records = all_records(file)
+    assert [entry.values["a"] for entry in records] == kept
+    assert [entry.number for entry in records] == list(range(len(kept)))
+    assert found.last_step == max([entry.step for entry in records], default=0)
+    assert found.evaluated == {entry.epoch for entry in records if entry.kind == EVALUATION}
+    assert found.epochs == {entry.epoch for entry in records if entry.kind == EPOCH}
+    assert found.pictures == {
+        (entry.file, entry.digest) for entry in records if entry.kind == PICTURE
+    }
+
+
+def test_a_long_journal_is_not_held_in_memory(tmp_path):
+    """100,000 records are 11 MB of text, and were 170 MB as objects."""
+    file = tmp_path / "a.jsonl"
+    line = '{"kind": "steps", "time": 1.5, "step": 7, "epoch": 1, "values": {"a": 1.0, "b": 2.0}}\n'
+    file.write_text(line * 100_000 + '{"saved": 100000}\n')
+    tracemalloc.start()
+    found = keep_records(file, 100_000, epochs=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (found.count, found.last_step) == (100_000, 7)
+    assert peak < 2**20
+
+
+def test_a_new_run_empties_the_journal_of_an_earlier_start(tmp_path):
+    file = tmp_path / "a.jsonl"
+    for saved, restarts in ((0, True), (1, False)):
+        write(file, [record(0)], saved)
+        assert clear_journal(file).restarts == restarts
+        assert file.read_bytes() == b""
+    assert not clear_journal(tmp_path / "none").restarts
 
 
 def test_notes_of_a_logger_survive_and_damage_is_ignored(tmp_path):
