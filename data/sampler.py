@@ -152,7 +152,7 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
                 keys.append(Key(epoch, index, height, width, mosaic, repeat))
             yield keys
 
-    def _batches(self) -> NDArray[np.int64]:
+    def _batches(self) -> NDArray[np.int32]:
         """Return all batches of the epoch, of all processes: [K, B, 3] epoch, index, repeat."""
         first = self.batches_before(self.epoch) * self.batch_size
         count = self.batches_in(self.epoch) * self.batch_size
@@ -166,38 +166,43 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
             return stream.reshape(-1, self.batch_size, 3)
         return self._by_ratio(stream)
 
-    def _stream(self, first: int, last: int) -> NDArray[np.int64]:
+    def _stream(self, first: int, last: int) -> NDArray[np.int32]:
         """Return samples `first` to `last` of the infinite stream, [last - first, 3].
 
         Columns: epoch, index, repeat.
         """
         first_pass = self.draws.pass_of(first)
         end_pass = self.draws.pass_of(last - 1) + 1
-        passes = [self._pass(number) for number in range(first_pass, end_pass)]
 
-        start = self.draws.before(first_pass)
-        return np.concatenate(passes)[first - start : last - start]
+        # Of each pass only what is needed, so that two are never held as a whole.
+        parts = []
+        for number in range(first_pass, end_pass):
+            start = self.draws.before(number)
+            part = self._pass(number)[max(first - start, 0) : last - start]
+            parts.append(part.copy())
+        return np.concatenate(parts)
 
-    def _pass(self, number: int) -> NDArray[np.int64]:
+    def _pass(self, number: int) -> NDArray[np.int32]:
         """Return the samples of a pass in its own order, [K, 3] epoch, index, repeat."""
         counts = self.draws.counts(number, generator_for(self.seed, number, COUNTS))
-        drawn = np.repeat(np.arange(len(counts)), counts)
+        drawn = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         order = generator_for(self.seed, number, ORDER).permutation(len(drawn))
         shuffled = drawn[order]
+        del drawn, order  # a pass may have a hundred million samples
 
         repeat = repeats(shuffled) if counts.max() > 1 else 0
         return _rows(number, shuffled, repeat)
 
-    def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    def _drawn(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int32]:
         """Return `count` samples of images drawn by weight: [count, 3] epoch, index, repeat."""
         # Weights of at most 1: no sum overflows, and no point is rounded up to the total.
         weights = weights * self.draws.factors
         cumulative = np.cumsum(weights / weights.max())
         points = generator_for(self.seed, self.epoch, DRAWS).random(count) * cumulative[-1]
-        drawn = np.searchsorted(cumulative, points, side="right")
+        drawn = np.searchsorted(cumulative, points, side="right").astype(np.int32)
         return _rows(self.epoch, drawn, repeats(drawn))
 
-    def _by_ratio(self, stream: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _by_ratio(self, stream: NDArray[np.int32]) -> NDArray[np.int32]:
         """Group samples of similar aspect ratio into batches, in random order: [K, B, 3]."""
         ratios = self.ratios[stream[:, 1]]
         by_ratio = stream[np.argsort(ratios, kind="stable")]
@@ -208,13 +213,17 @@ class TrainSampler(DistributedSampler):  # type: ignore[type-arg]
 
 
 def _rows(
-    epoch: int, indices: NDArray[np.int64], repeat: NDArray[np.int64] | int
-) -> NDArray[np.int64]:
+    epoch: int, indices: NDArray[np.int32], repeat: NDArray[np.int32] | int
+) -> NDArray[np.int32]:
     """Return samples as rows of epoch, index, repeat: [N, 3]."""
-    return np.stack(np.broadcast_arrays(epoch, indices, repeat), 1)
+    rows = np.empty((len(indices), 3), np.int32)
+    rows[:, 0] = epoch
+    rows[:, 1] = indices
+    rows[:, 2] = repeat
+    return rows
 
 
-def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def repeats(values: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return how often each value occurred earlier in the array, [N].
 
     >>> repeats(np.array([5, 3, 5, 5, 3])).tolist()
@@ -222,10 +231,12 @@ def repeats(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     order = np.argsort(values, kind="stable")  # equal values are adjacent, earlier ones first
     grouped = values[order]
-    start_of_group = np.searchsorted(grouped, grouped)
+    place = np.arange(len(values), dtype=np.int32)
+    is_first = np.diff(grouped, prepend=grouped[:1] - 1) != 0
+    start_of_group = np.maximum.accumulate(np.where(is_first, place, 0))
 
-    before = np.empty_like(order)
-    before[order] = np.arange(len(values)) - start_of_group
+    before = np.empty_like(place)
+    before[order] = place - start_of_group
     return before
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 UNIT = 1 << 20
 MAX_TOTAL = 1 << 62
+# In a pass: each process holds its order, 12 bytes a sample, and 50 while it is drawn.
+MOST_SAMPLES = 100_000_000
 
 
 class Draws:
@@ -22,7 +24,7 @@ class Draws:
     """
 
     def __init__(self, factors: NDArray[np.float64]) -> None:
-        """Raise ValueError unless all factors are positive, and a pass has a sample or more."""
+        """Raise ValueError unless all factors are positive, and a pass has 1 to MOST_SAMPLES."""
         if not (np.isfinite(factors) & (factors > 0)).all() or factors.sum() >= MAX_TOTAL / UNIT:
             given = f"{factors.min():g} to {factors.max():g}"
             raise ValueError(f"factors are {given}: they must be finite and above 0")
@@ -35,6 +37,12 @@ class Draws:
         if 0 < self._total < UNIT:
             samples = self._total / UNIT
             raise ValueError(f"a pass over the data has {samples:.2g} samples: raise the weights")
+        if self._total > MOST_SAMPLES * UNIT:
+            samples = self._total // UNIT
+            raise ValueError(
+                f"a pass over the data has {samples:,} samples, and {MOST_SAMPLES:,} at most are "
+                "possible: lower the weights, all by one factor for the same mixture"
+            )
 
     @classmethod
     def once(cls, count: int) -> "Draws":

@@ -83,3 +83,14 @@ def test_digest_differs_for_other_factors() -> None:
     assert Draws.once(3).digest() == Draws(np.ones(3)).digest()
     others = [[1.0, 1, 1.5], [1.0, 1.5, 1], [1.0, 1]]
     assert len({Draws(np.array(factors)).digest() for factors in others}) == 3
+
+
+def test_a_pass_that_no_memory_holds_is_refused() -> None:
+    """A million images of the highest weight; a hundredth of it is still possible."""
+    sentence = (
+        r"^a pass over the data has 1,000,000,000 samples, and 100,000,000 at most are possible: "
+        r"lower the weights, all by one factor for the same mixture$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        Draws(np.full(1_000_000, 1000.0))
+    assert Draws(np.full(1_000_000, 100.0)).least_per_pass == 100_000_000
