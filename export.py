@@ -302,6 +302,7 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         batch_size=None if args.dynamic else args.batch_size,
         nms=nms if args.nms else None,
         needs_nms=detector.needs_nms,
+        letterbox=detector.letterbox,
         precision=precision,
         digest=digest(detector),
         opset=args.opset,
@@ -337,6 +338,7 @@ class DatasetImages:
             workers=self.workers,
             image_size=self.model.image_size,
             stride=self.model.stride,
+            letterbox=self.model.letterbox,
             canvas=self.model.canvas,
         )
 

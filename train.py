@@ -421,6 +421,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         mosaic_until=cfg.mosaic_until,
         transforms=run.transforms,
         workers=cfg.workers,
+        letterbox=model.letterbox,
         draws=data.draws,
         say=log.say,
     )

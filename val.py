@@ -285,6 +285,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         batch_size=args.batch_size,
         image_size=image_size,
         stride=backend.stride,
+        letterbox=backend.letterbox,
         canvas=canvas,
         workers=loader_workers(args.workers, args.batch_size, world.device, world.local_size),
         device=world.device,

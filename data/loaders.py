@@ -19,7 +19,7 @@ from data.tiles import TiledLabels, TilePlanner
 from utils.distributed.devices import loader_workers
 from utils.distributed.memory import ring_budget
 from utils.distributed.world import World
-from utils.images.letterbox import CanvasShapes, canvas_shapes
+from utils.images.letterbox import CanvasShapes, Letterbox, canvas_shapes
 from utils.log import Say, say_nothing
 
 CPU = torch.device("cpu")
@@ -49,6 +49,7 @@ def build_loaders(
     rect: bool,
     mosaic_until: int,
     workers: int,
+    letterbox: Letterbox,
     transforms: Transforms | None = None,
     draws: Draws | None = None,
     say: Say = say_nothing,
@@ -68,6 +69,7 @@ def build_loaders(
         rect: as in `build_train_loader`.
         mosaic_until: as in `build_train_loader`.
         workers: max DataLoader workers per process.
+        letterbox: of the validation images, as in `build_evaluation_loader`.
         transforms: as in `build_train_loader`.
         draws: as in `build_train_loader`.
         say: receives a log line if memory allows fewer.
@@ -81,6 +83,7 @@ def build_loaders(
         batch_size=min(batch_size, MAX_VAL_BATCH_SIZE),
         image_size=image_size,
         stride=stride,
+        letterbox=letterbox,
         workers=workers,
         device=world.device,
         images=images["val"],
@@ -252,6 +255,7 @@ def build_evaluation_loader(
     batch_size: int,
     image_size: int,
     stride: int,
+    letterbox: Letterbox,
     canvas: tuple[int, int] | None = None,
     workers: int = 0,
     device: torch.device = CPU,
@@ -270,6 +274,7 @@ def build_evaluation_loader(
         batch_size: the number of samples in each batch of a process.
         image_size: long side of the canvases in pixels, rounded up to a multiple of the stride.
         stride: sides of the canvases are multiples of it.
+        letterbox: where the images lie on the canvases: a property of the model.
         canvas: the (height, width) of all batches instead, for a model that takes no other.
         workers: number of worker processes; with 0 this process draws.
         device: where the batches go.
@@ -282,6 +287,6 @@ def build_evaluation_loader(
     shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
-    planner = Planner(labels, shapes.image_size, Augmentation(), 0)
+    planner = Planner(labels, shapes.image_size, Augmentation(), 0, letterbox=letterbox)
     samples = Samples(planner, images, augment=False)
     return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)

@@ -35,6 +35,7 @@ from models.table import (
     scale_channels,
     scale_number,
 )
+from utils.images.letterbox import Letterbox
 from utils.printable import excerpt
 
 # The types of value allowed for each annotation of a layer's arguments.
@@ -144,6 +145,12 @@ class Detector(nn.Module):
     def strides(self) -> tuple[int, ...]:
         """Pixels per cell of each level [L]; image sides must be multiples of the largest."""
         return self.head.strides
+
+    @property
+    def letterbox(self) -> Letterbox:
+        """Where the images lie on their canvases, "center" unless the table says otherwise."""
+        letterbox: Letterbox = self.table.get("letterbox", "center")
+        return letterbox
 
     @property
     def dtype(self) -> torch.dtype:

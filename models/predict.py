@@ -81,6 +81,7 @@ class Predictor:
         self.batch_size = batch_size
         self.confidence = confidence
         self.multi_label = multi_label
+        self._letterbox = backend.letterbox
         self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
@@ -183,7 +184,7 @@ class Predictor:
             ]
             pixels = np.empty((len(images), *canvas, 3), np.uint8)  # [B, H, W, 3]
             for image, resized_size, out in zip(images, resized_sizes, pixels, strict=True):
-                draw_letterboxed(image, resized_size, out)
+                draw_letterboxed(image, resized_size, out, self._letterbox)
                 if channel_order == "bgr":
                     cv2.cvtColor(out, cv2.COLOR_BGR2RGB, dst=out)
 
@@ -197,7 +198,7 @@ class Predictor:
             if highest:
                 highest.add(predictions.scores)
             placements = [
-                place(size, resized_size, canvas)
+                place(size, resized_size, canvas, self._letterbox)
                 for size, resized_size in zip(sizes, resized_sizes, strict=True)
             ]
             return self._in_images(predictions.boxes_xyxy, predictions.scores, placements, sizes)

@@ -7,6 +7,9 @@ multiplies them, may be left out.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
+
+`letterbox: top_left`, another optional entry, is that of a model that takes images at the top left
+of the canvas; the default is the center.
 """
 
 import math
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from utils.files.yaml_tree import is_absent, pairs, read_tree
+from utils.images.letterbox import LETTERBOXES, Letterbox
 from utils.printable import did_you_mean, excerpt, one_line, printable
 
 MODELS_DIR = Path(__file__).parent
@@ -45,6 +49,7 @@ KEYS = (
     "width_multiple",
     "max_channels",
     "anchors",
+    "letterbox",
     "backbone",
     "head",
 )
@@ -218,6 +223,9 @@ def resolve(
     if "anchors" in table:
         chosen = table["anchors"] if anchors is None else anchors
         optional["anchors"] = plain_anchors(chosen, source)
+    letterbox = plain_letterbox(table.get("letterbox"), source)
+    if letterbox != "center":
+        optional["letterbox"] = letterbox
 
     resolved = {
         "source": source,
@@ -388,6 +396,21 @@ def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
             f"{source}: every level needs the same number of anchors w, h, got {given}"
         )
     return [[float(value) for value in level] for level in levels]
+
+
+def plain_letterbox(value: Any, source: str) -> Letterbox:
+    """Return where a model takes images on the canvas, the center for None.
+
+    Raises: ValueError for anything but one of LETTERBOXES.
+    """
+    for letterbox in LETTERBOXES:
+        if value == letterbox:
+            return letterbox
+    if value is not None:
+        given = reprlib.repr(value)
+        allowed = " or ".join(LETTERBOXES)
+        raise ValueError(f"{source}: `letterbox` is {given}, but must be {allowed}")
+    return "center"
 
 
 def _is_list(value: Any) -> bool:

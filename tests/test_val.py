@@ -57,7 +57,9 @@ without_pictures = pytest.mark.usefixtures("_without_pictures")
 def loader(tiny_data):
     spec = read_data_yaml(tiny_data)
     labels, _ = scan(spec.sources("val"), spec.names, cache_dir=None, threads=1, progress=False)
-    return build_evaluation_loader(labels, batch_size=3, image_size=96, stride=32)
+    return build_evaluation_loader(
+        labels, batch_size=3, image_size=96, stride=32, letterbox="center"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,9 @@ def test_evaluation_without_detections_scores_zero(loader):
 def test_batch_size_does_not_change_metrics(tiny_model, loader):
     torch.manual_seed(0)
     model = build_model(tiny_model, 3)
-    one = build_evaluation_loader(loader.labels, batch_size=1, image_size=96, stride=32)
+    one = build_evaluation_loader(
+        loader.labels, batch_size=1, image_size=96, stride=32, letterbox="center"
+    )
     first = evaluate_split(model, loader, CPU, active=False)
     second = evaluate_split(model, one, CPU, active=False)
     assert first.coco.stats["AP"] == pytest.approx(second.coco.stats["AP"], abs=1e-6)
@@ -304,7 +308,9 @@ def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_pat
     (tmp_path / "data" / "labels" / "0.txt").unlink()
     spec = read_data_yaml(tmp_path / "data" / tiny_data.name)
     labels, _ = scan(spec.sources("val"), spec.names, cache_dir=None, threads=1, progress=False)
-    small = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
+    small = build_evaluation_loader(
+        labels, batch_size=4, image_size=64, stride=32, letterbox="center"
+    )
     found = evaluate_split(build_model(tiny_model, 3), small, CPU, active=False)
     table = val.class_table(found, ["a", "b\tb", "c"], verbose=True)
     assert table.splitlines()[1].split()[:3] == [
@@ -322,7 +328,9 @@ def test_class_without_objects_has_no_metrics(tiny_data, tiny_model):
     spec = read_data_yaml(tiny_data)
     names = [*spec.names, "absent"]
     labels, _ = scan(spec.sources("val"), names, cache_dir=None, threads=1, progress=False)
-    loader = build_evaluation_loader(labels, batch_size=4, image_size=64, stride=32)
+    loader = build_evaluation_loader(
+        labels, batch_size=4, image_size=64, stride=32, letterbox="center"
+    )
     found = evaluate_split(build_model(tiny_model, 4), loader, CPU, active=False)
     *_, absent, _ = val.class_table(found, names, verbose=True).splitlines()
     assert absent.split() == ["absent", "0", "0", "-", "-", "-", "-"]

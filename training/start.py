@@ -87,7 +87,8 @@ def start_model(
     # The model, with random weights.
     table: str | dict[str, Any] = cfg or "yolov5n.yaml"
     if source and not cfg:
-        table = source.table
+        # A training centers its images, wherever the checkpoint's images were.
+        table = {key: value for key, value in source.table.items() if key != "letterbox"}
     model = build_model(table, len(names), anchors=anchors_per_level or None)
 
     # Copy the weights that fit.

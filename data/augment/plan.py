@@ -36,7 +36,7 @@ from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch
 from data.balance.draws import Draws
 from data.labels import Labels
 from utils.boxes import IGNORE_CLASS
-from utils.images.letterbox import Placement, Region, base_sizes, centered, place
+from utils.images.letterbox import Letterbox, Placement, Region, base_sizes, place, placed
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
@@ -71,6 +71,7 @@ class Planner:
         augmentation: Augmentation,
         seed: int,
         draws: Draws | None = None,
+        letterbox: Letterbox = "center",
     ) -> None:
         """Plan samples.
 
@@ -80,12 +81,14 @@ class Planner:
             augmentation: its strengths.
             seed: of all random numbers.
             draws: how often each sample is chosen as a part of another; None: all alike.
+            letterbox: where `plain` puts the images; augmented samples start in the center.
         """
         self.labels = labels
         self.image_size = image_size
         self.augmentation = augmentation
         self.seed = seed
         self._draws = draws
+        self._letterbox = letterbox
         self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
 
     def __len__(self) -> int:
@@ -149,14 +152,14 @@ class Planner:
         Validation uses it.
         """
         whole = (0, 0, *self.base_size(index))
-        patch = self._letterboxed(index, whole, size)
+        patch = self._letterboxed(index, whole, size, self._letterbox)
         targets = self._targets([patch], [self.labels.rows(index)], size)
         return Plan(size, (CanvasLayer((patch,)),), targets.astype(np.float32))
 
     def placement(self, index: int, size: tuple[int, int]) -> Placement:
         """Return the scale and shift from source image to canvas in the result of `plain`."""
         width, height = self.labels.sizes[index].tolist()
-        return place((width, height), self.base_size(index), size)
+        return place((width, height), self.base_size(index), size, self._letterbox)
 
     def _others(self, random: np.random.Generator, count: int) -> NDArray[np.int64]:
         """Return samples to be parts of another one, [count], by how often each is drawn."""
@@ -170,10 +173,12 @@ class Planner:
         """Return the image of a sample and its region in base pixels: the whole image."""
         return index, (0, 0, *self.base_size(index))
 
-    def _letterboxed(self, index: int, region: Region, size: tuple[int, int]) -> Patch:
-        """Return a patch in the center of the canvas, shrunk if the canvas is smaller."""
+    def _letterboxed(
+        self, index: int, region: Region, size: tuple[int, int], at: Letterbox = "center"
+    ) -> Patch:
+        """Return a patch placed on the canvas, shrunk if the canvas is smaller."""
         x1, y1, x2, y2 = region
-        target = centered((x2 - x1, y2 - y1), size)
+        target = placed((x2 - x1, y2 - y1), size, at)
         return Patch(index, region, rectangle_to_rectangle(region, target), target)
 
     def _single(

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from utils.images.letterbox import Letterbox
+
 
 class Prediction(NamedTuple):
     """Boxes and scores before non-maximum suppression."""
@@ -22,7 +24,8 @@ class Backend(ABC):
     """A detector that is ready to predict. Several threads may call `predict` at the same time.
 
     num_classes: C. stride: H and W must be multiples of it. device, dtype: of the images it takes.
-    canvas: the only (H, W) it takes, or None for any. precision: that it computes in.
+    canvas: the only (H, W) it takes, or None for any. letterbox: where the images lie on it.
+    precision: that it computes in.
 
     min_confidence: it returns no scores at or below this, because it has filtered its predictions
     itself. max_detections: it returns at most this many for an image, for the same reason; None if
@@ -38,6 +41,7 @@ class Backend(ABC):
     device: torch.device
     dtype: torch.dtype = torch.float32
     canvas: tuple[int, int] | None = None
+    letterbox: Letterbox = "center"
     min_confidence: float = 0.0
     max_detections: int | None = None
     needs_nms: bool = True

@@ -26,6 +26,7 @@ class Combined(Backend):
         self.device = first.device
         self.dtype = first.dtype
         self.canvas = first.canvas
+        self.letterbox = first.letterbox
         self.stride = max(member.stride for member in members)
         self.min_confidence = max(member.min_confidence for member in members)
         self.needs_nms = len(members) > 1 or first.needs_nms
@@ -89,11 +90,17 @@ class AugmentedViews(Combined):
 class Ensemble(Combined):
     """Joins the predictions of all members, for non-maximum suppression to merge.
 
-    Raises ValueError if two members take images of different sizes only.
+    Raises ValueError if two members take images of different sizes only, or place them differently.
     """
 
     def __init__(self, members: Sequence[Backend]) -> None:
         super().__init__(members)
+        letterboxes = {member.letterbox for member in members}
+        if len(letterboxes) > 1:
+            raise ValueError(
+                "models of an ensemble must take images at the same place of the canvas: one of "
+                "these takes them in the center, another one at the top left"
+            )
         sizes = {member.canvas for member in members if member.canvas}
         if len(sizes) > 1:
             shown = " and ".join(f"{width} x {height}" for height, width in sorted(sizes))

@@ -38,6 +38,7 @@ class TorchBackend(Backend):
         self.detector = detector.eval()
         self.num_classes = detector.num_classes
         self.stride = max(detector.strides)
+        self.letterbox = detector.letterbox
         self.needs_nms = detector.needs_nms
         self.dtype = detector.dtype
         self.device = next(detector.parameters()).device

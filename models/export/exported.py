@@ -26,6 +26,7 @@ class ExportedBackend(Backend):
         self.num_classes = len(model.names)
         self.stride = model.stride
         self.canvas = model.canvas
+        self.letterbox = model.letterbox
         self.needs_nms = model.needs_nms
         if model.nms:
             self.min_confidence = model.nms.confidence

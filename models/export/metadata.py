@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.nms import check_limits
-from utils.images.letterbox import GRAY
+from utils.images.letterbox import GRAY, LETTERBOXES, Letterbox
 from utils.images.tiles import DEFAULT_OVERLAP, MAX_OVERLAP, MIN_SIDE
 from utils.printable import excerpt, printable
 
@@ -30,26 +30,36 @@ PRECISIONS = ("fp32", "fp16", "int8")
 INPUT = "images"
 RAW_OUTPUTS = ("boxes_xyxy", "scores")
 NMS_OUTPUTS = ("detections",)
-CONVENTION: dict[str, Any] = {
-    "input": {
-        "name": INPUT,
-        "shape": "[batch, 3, height, width]",
-        "type": "float32",
-        "colors": "RGB",
-        "range": [0, 1],
-        "letterbox": (
-            "resize the image so that it fits, keep its ratio, center it, fill the rest with gray"
-        ),
-        "gray": GRAY,
-    },
-    "outputs": {
-        "boxes_xyxy": "[batch, N, 4] x1, y1, x2, y2 in pixels of the input",
-        "scores": "[batch, N, classes] in [0, 1]",
-        "detections": (
-            "[batch, max_detections, 6] x1, y1, x2, y2, score, class; best first, unused rows are 0"
-        ),
-    },
-}
+PLACED: dict[Letterbox, str] = {"center": "center it", "top_left": "put it at the top left"}
+
+
+def convention(letterbox: Letterbox) -> dict[str, Any]:
+    """Return what a file says of its input and outputs.
+
+    letterbox: where the images lie in the input.
+    """
+    return {
+        "input": {
+            "name": INPUT,
+            "shape": "[batch, 3, height, width]",
+            "type": "float32",
+            "colors": "RGB",
+            "range": [0, 1],
+            "letterbox": (
+                f"resize the image so that it fits, keep its ratio, {PLACED[letterbox]}, "
+                "fill the rest with gray"
+            ),
+            "gray": GRAY,
+        },
+        "outputs": {
+            "boxes_xyxy": "[batch, N, 4] x1, y1, x2, y2 in pixels of the input",
+            "scores": "[batch, N, classes] in [0, 1]",
+            "detections": (
+                "[batch, max_detections, 6] x1, y1, x2, y2, score, class; best first, unused rows "
+                "are 0"
+            ),
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,8 @@ class ExportedModel:
     names: of the classes. stride: sides of images must be multiples of it. image_size: long side in
     pixels that it was trained or exported for. canvas: the only (height, width) it takes, or None
     for any. batch_size: the only one it takes, or None for any. nms: None if the file returns all
-    predictions. needs_nms: as in `Backend`. data, single_class, tile, tile_overlap, digest: as in
-    `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata.
+    predictions. needs_nms, letterbox: as in `Backend`. data, single_class, tile, tile_overlap,
+    digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata.
     """
 
     names: tuple[str, ...]
@@ -83,6 +93,7 @@ class ExportedModel:
     batch_size: int | None = None
     nms: Suppression | None = None
     needs_nms: bool = True
+    letterbox: Letterbox = "center"
     precision: str = "fp32"
     data: str = ""
     single_class: bool = False
@@ -106,8 +117,16 @@ class ExportedModel:
         return replace(self, payload=hashlib.sha256(covered.encode()).hexdigest())
 
     def to_json(self) -> str:
-        """Return the metadata as JSON, with the convention of inputs and outputs for readers."""
-        return json.dumps({"format": FORMAT, **CONVENTION, **asdict(self)}, ensure_ascii=False)
+        """Return the metadata as JSON, with the convention of inputs and outputs for readers.
+
+        `letterbox` is an entry only if it is not center: so versions that do not know it read all
+        files whose images are centered, and refuse the others.
+        """
+        entries = asdict(self)
+        if self.letterbox == "center":
+            del entries["letterbox"]
+        values = {"format": FORMAT, **convention(self.letterbox), **entries}
+        return json.dumps(values, ensure_ascii=False)
 
 
 def read_metadata(text: str, file: Path) -> ExportedModel:
@@ -133,10 +152,12 @@ def _from_json(text: str) -> ExportedModel:
     other_format = f"it is not of format {FORMAT}: export the checkpoint again"
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
         raise ValueError(other_format)
-    wanted = {"format", *CONVENTION, *(field.name for field in fields(ExportedModel))}
-    if not isinstance(values, dict) or values.keys() != wanted:
+    wanted = {"format", "input", "outputs", *(field.name for field in fields(ExportedModel))}
+    if not isinstance(values, dict) or {"letterbox", *values} != wanted:
         raise ValueError(f"its entries must be {', '.join(sorted(wanted))}")
-    if any(values[key] != value for key, value in CONVENTION.items()):
+    values.setdefault("letterbox", "center")
+    stated = convention(_letterbox("letterbox", values["letterbox"]))
+    if any(values[key] != value for key, value in stated.items()):
         raise ValueError(other_format)
 
     # Each value, and what two of them have to do with each other.
@@ -225,6 +246,12 @@ def _precision(name: str, value: Any) -> str:
     return str(value)
 
 
+def _letterbox(name: str, value: Any) -> Letterbox:
+    if type(value) is not str or value not in LETTERBOXES:
+        raise ValueError(f"{name} must be {' or '.join(LETTERBOXES)}")
+    return value
+
+
 def _suppression(name: str, value: Any) -> Suppression:
     checks: dict[str, Callable[[str, Any], Any]] = {
         "confidence": _share,
@@ -249,6 +276,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "batch_size": _optional(whole_number(MAX_BATCH)),
     "nms": _optional(_suppression),
     "needs_nms": checked_flag,
+    "letterbox": _letterbox,
     "precision": _precision,
     "data": checked_text,
     "single_class": checked_flag,

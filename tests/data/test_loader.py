@@ -278,7 +278,9 @@ def test_ranks_together_load_the_batches_of_one_process(tmp_path: Path) -> None:
 
 def test_evaluation_batches_have_expected_shapes_types_and_targets(tmp_path: Path) -> None:
     labels = write_data(tmp_path)
-    loader = build_evaluation_loader(labels, batch_size=7, image_size=SIDE, stride=32)
+    loader = build_evaluation_loader(
+        labels, batch_size=7, image_size=SIDE, stride=32, letterbox="center"
+    )
     batches = list(loader)
     # Sides in strides, plus half a stride: the long side is 2.5, so 96 px. The short side is 0.504
     # for 2000 x 4: 32 px; 1.5 for 200 x 100 and 2 for 80 x 60: 64 px; 2.5 for 64 x 64 and 1 x 1: 96
@@ -307,7 +309,7 @@ def test_evaluation_sample_does_not_depend_on_batch_size(tmp_path: Path) -> None
     for batch_size in (1, 2, 10):
         found = {}
         for batch in build_evaluation_loader(
-            labels, batch_size=batch_size, image_size=SIDE, stride=32
+            labels, batch_size=batch_size, image_size=SIDE, stride=32, letterbox="center"
         ):
             for i, index in enumerate(batch.indices.tolist()):
                 targets = batch.targets[batch.targets[:, 0] == i, 1:].tolist()
@@ -321,7 +323,9 @@ def test_images_without_labels_give_empty_targets(tmp_path: Path) -> None:
     labels = write_data(tmp_path).subset([0, 3])
     for batch in [
         *train_loader(labels, batch_size=2),
-        *build_evaluation_loader(labels, batch_size=2, image_size=SIDE, stride=32),
+        *build_evaluation_loader(
+            labels, batch_size=2, image_size=SIDE, stride=32, letterbox="center"
+        ),
     ]:
         assert batch.targets.shape == (0, 6)
         assert batch.targets.dtype == torch.float32
@@ -345,7 +349,9 @@ def test_placement_maps_source_pixels_to_the_canvas(tmp_path: Path, size: tuple[
     builder = LabelsBuilder()
     builder.add_image(str(path), size, 1, [row])
     labels = builder.build([1])
-    (batch,) = build_evaluation_loader(labels, batch_size=4, image_size=SIDE, stride=32)
+    (batch,) = build_evaluation_loader(
+        labels, batch_size=4, image_size=SIDE, stride=32, letterbox="center"
+    )
     scale, shift = batch.placement[0].numpy().reshape(2, 2)
     # The corners of the white image on the canvas are where placement maps them.
     ys, xs = np.nonzero(batch.images[0, :, :, 0].numpy() == 255)
@@ -375,7 +381,9 @@ def test_loader_reports_image_changed_since_scan(tmp_path: Path, workers: int) -
     )
     for loader in (
         train_loader(labels, workers=workers),
-        build_evaluation_loader(labels, batch_size=3, image_size=SIDE, stride=32),
+        build_evaluation_loader(
+            labels, batch_size=3, image_size=SIDE, stride=32, letterbox="center"
+        ),
     ):
         with pytest.raises(UnreadableImageError, match=message):
             list(loader)
@@ -693,6 +701,7 @@ def test_both_loaders_of_a_run_share_the_memory_of_a_process(
         rect=False,
         mosaic_until=0,
         workers=2,
+        letterbox="center",
         say=lines.append,
     )
     # Seven places: a validation batch holds four images, so that not even three of them fit into

@@ -716,11 +716,27 @@ def test_model_table_error_names_the_file(tmp_path, small_table):
             "the table has the scales a; give depth_multiple and width_multiple instead",
         ),
         ({"scales": 3}, "`scales` must be a mapping"),
+        (
+            {"letterbox": "top-left"},
+            "model table: `letterbox` is 'top-left', but must be center or top_left",
+        ),
+        ({"letterbox": ["center"]}, r"`letterbox` is \['center'\], but must be center or top_left"),
     ],
 )
 def test_invalid_model_tables_are_rejected(small_table, change, message):
     with pytest.raises(ValueError, match=message):
         build_model(small_table | change, 2)
+
+
+@pytest.mark.parametrize("given", [{}, {"letterbox": None}, {"letterbox": "center"}])
+def test_center_is_the_letterbox_without_an_entry(small_table, given):
+    """So the tables of checkpoints stay as they are."""
+    centered = build_model(small_table | given, 2)
+    assert "letterbox" not in centered.table
+    corner = build_model(small_table | {"letterbox": "top_left"}, 2)
+    assert corner.table == centered.table | {"letterbox": "top_left"}
+    again = Detector(corner.table)
+    assert [each.letterbox for each in (centered, corner, again)] == ["center", *["top_left"] * 2]
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])

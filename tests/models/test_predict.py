@@ -15,6 +15,7 @@ from models import build_model
 from models.backends import Backend, Prediction
 from models.backends.combined import AugmentedViews, Ensemble
 from models.backends.in_torch import TorchBackend
+from models.detector import Detector
 from models.predict import Predictor
 from models.tiled import TiledPredictor
 from tests.data.test_loader import write_data
@@ -23,6 +24,7 @@ from utils.distributed.host_copies import to_device
 from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.images.detections import ImageDetections
+from utils.images.letterbox import LETTERBOXES
 from utils.images.tiles import Tiling
 from utils.metrics.records import Detections
 
@@ -48,6 +50,7 @@ class BrightSpot(torch.nn.Module):
     num_classes = 3
     needs_nms = True
     dtype = torch.float32
+    letterbox = "center"
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +96,14 @@ def model(tiny_model):
 
 
 def detect_with_val(backend: Backend, labels: Labels, **settings) -> list[ImageDetections]:
-    loader = build_evaluation_loader(labels, batch_size=1, image_size=96, stride=backend.stride)
+    loader = build_evaluation_loader(
+        labels,
+        batch_size=1,
+        image_size=96,
+        stride=backend.stride,
+        letterbox=backend.letterbox,
+        canvas=settings.pop("canvas", None),
+    )
     return by_image(
         predict_split(backend, loader, CPU, active=False, **settings).detections, labels
     )
@@ -142,8 +152,20 @@ def test_predictor_boxes_equal_those_of_val(request, model, data, views):
     assert_detections_close(predictor(reversed_channels, channel_order="rgb"), expected, 1e-9)
 
 
+@pytest.mark.parametrize("views", [TorchBackend, lambda model: AugmentedViews(TorchBackend(model))])
+@pytest.mark.parametrize("canvas", [None, (64, 128)])
+def test_boxes_of_images_at_the_top_left_equal_those_of_val(model, odd_data, canvas, views):
+    backend = views(Detector(model.table | {"letterbox": "top_left"}))
+    limits = {"confidence": 0.0, "iou": 0.6, "max_detections": 40, "canvas": canvas}
+    expected = detect_with_val(backend, odd_data, **limits)
+    predictor = Predictor(backend, image_size=96, multi_label=True, batch_size=1, **limits)
+    images = [read_image(odd_data.path(i)) for i in range(len(odd_data))]
+    assert_detections_close(predictor(images, channel_order="bgr"), expected, 1e-9)
+
+
+@pytest.mark.parametrize("letterbox", LETTERBOXES)
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_predicted_boxes_match_drawn_boxes(batch_size):
+def test_predicted_boxes_match_drawn_boxes(batch_size, letterbox):
     """Resizing moves edges between pixels: the error is at most one pixel of the image or of the
     canvas.
     """
@@ -151,7 +173,9 @@ def test_predicted_boxes_match_drawn_boxes(batch_size):
         (round(w * 0.25), round(h * 0.25), round(w * 0.75), round(h * 0.75)) for w, h in SIZES[:5]
     ]
     images = [image_with_box(size, box) for size, box in zip(SIZES, boxes, strict=False)]
-    found = Predictor(TorchBackend(BrightSpot()), image_size=320, batch_size=batch_size)(
+    spot = BrightSpot()
+    spot.letterbox = letterbox
+    found = Predictor(TorchBackend(spot), image_size=320, batch_size=batch_size)(
         images, channel_order="rgb"
     )
     for size, box, one in zip(SIZES, boxes, found, strict=False):

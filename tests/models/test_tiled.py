@@ -478,6 +478,7 @@ def detect_tiles(backend, labels, world, batch_size=4, workers=0, tiling=TILES):
         batch_size=batch_size,
         image_size=64,
         stride=backend.stride,
+        letterbox=backend.letterbox,
         workers=workers,
         rank=world.rank,
         size=world.size,
@@ -496,6 +497,17 @@ def test_boxes_of_val_equal_those_of_the_predictor(backend, labels, tiling):
     assert min(map(len, expected)) > 0
     assert_detections_close(
         detect_tiles(backend, labels, World(torch.device("cpu")), tiling=tiling), expected, 1e-3
+    )
+
+
+def test_tiles_at_the_top_left_give_the_boxes_of_val(model, labels):
+    corner = TorchBackend(model)
+    corner.letterbox = "top_left"
+    expected = TiledPredictor(corner, TILES, image_size=64, multi_label=True, **LIMITS)(
+        [read_image(labels.path(i)) for i in range(len(labels))], channel_order="bgr"
+    )
+    assert_detections_close(
+        detect_tiles(corner, labels, World(torch.device("cpu"))), expected, 1e-3
     )
 
 

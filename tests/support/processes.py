@@ -296,7 +296,7 @@ def evaluates(
     spec = read_data_yaml(yaml)
     labels, _ = scan(spec.sources("val"), spec.names, threads=1)
     model, _ = load_detector(Path(weights))
-    shape: PlainDict = {"batch_size": batch, "image_size": 64, "stride": 32}
+    shape: PlainDict = {"batch_size": batch, "image_size": 64, "stride": 32, "letterbox": "center"}
     loader = build_evaluation_loader(
         labels.subset(images), **shape, rank=world.rank, size=world.size
     )

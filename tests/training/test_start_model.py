@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from models import build_model
@@ -130,6 +131,22 @@ def test_model_starts_from_weights_and_their_table(weights):
     assert log_lines == [f"{weights}: {size:,} parameters, 3 classes, {origin}"]
     state = checkpoint_file.load(Path(weights))["model"]
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
+
+
+def test_training_centers_its_images_wherever_those_of_the_weights_were(weights):
+    """Unless the user's own table says otherwise."""
+    state = checkpoint_file.load(Path(weights))
+    centered, _ = start_with_log("", weights, fit=False)
+    state["table"] = state["table"] | {"letterbox": "top_left"}
+    checkpoint_file.save(Path(weights), state)
+    model, _ = start_with_log("", weights, fit=False)
+    assert model.letterbox == "center"
+    assert model.table == centered.table
+
+    own = Path(weights).with_suffix(".yaml")
+    values = {key: value for key, value in state["table"].items() if key not in ("source", "nc")}
+    own.write_text(yaml.safe_dump(values))
+    assert start_with_log(str(own), weights, fit=False)[0].letterbox == "top_left"
 
 
 def test_weights_can_be_used_with_another_table(tmp_path):

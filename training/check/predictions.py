@@ -70,6 +70,7 @@ def detect(
             batch_size=batch_size,
             image_size=image_size,
             stride=backend.stride,
+            letterbox=backend.letterbox,
             canvas=canvas,
             workers=loader_workers(workers, batch_size, world.device),
             device=world.device,

@@ -1,8 +1,11 @@
-"""Letterboxing: put a resized image in the middle of a gray canvas, and map boxes between the two.
+"""Letterboxing: put a resized image on a gray canvas, and map boxes between the two.
 
 Coordinate frames: *image* pixels as in the file, *base* pixels of the image after its long side was
 resized to the training size, *canvas* pixels. A size is (width, height); a canvas shape is (height,
 width), as in arrays.
+
+A letterbox names where the image lies on the canvas: in the center, or at the top left, where some
+other projects put it. `placed` is the one place that computes it.
 
 Both data/ (loading) and models/ (prediction) use this module, because they must place images
 identically and do not import each other.
@@ -11,7 +14,7 @@ identically and do not import each other.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,8 @@ from utils.images.opencv import cv2
 
 Image = np.ndarray  # uint8 [H, W, 3]
 Region = tuple[int, int, int, int]  # x1, y1, x2, y2
+Letterbox = Literal["center", "top_left"]
+LETTERBOXES: tuple[Letterbox, ...] = get_args(Letterbox)
 GRAY = 114  # pixel value of the canvas around the image
 EVALUATION_PAD = 0.5  # gray padding in strides, added in evaluation and prediction
 
@@ -56,15 +61,20 @@ class Placement(NamedTuple):
         return image_boxes.clip(0, highest)
 
 
-def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, int]) -> Placement:
+def place(
+    size: tuple[int, int],
+    base_size: tuple[int, int],
+    canvas: tuple[int, int],
+    at: Letterbox = "center",
+) -> Placement:
     """Return the placement of an image of `size`, resized to `base_size`, on a canvas.
 
-    size, base_size: (width, height). canvas: (height, width).
+    size, base_size: (width, height). canvas: (height, width). at: where the image lies.
 
     >>> place((640, 480), (320, 240), (320, 320))
     Placement(scale_xy=array([0.5, 0.5]), shift_xy=array([ 0., 40.]))
     """
-    x1, y1, x2, y2 = centered(base_size, canvas)
+    x1, y1, x2, y2 = placed(base_size, canvas, at)
     drawn_size = np.array([x2 - x1, y2 - y1])
 
     # From image to base pixels, and from these to canvas pixels.
@@ -74,13 +84,15 @@ def place(size: tuple[int, int], base_size: tuple[int, int], canvas: tuple[int, 
     return Placement(base_scale * canvas_scale, shift)
 
 
-def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
-    """Return the centered canvas region of a base image.
+def placed(base_size: tuple[int, int], canvas: tuple[int, int], at: Letterbox = "center") -> Region:
+    """Return the canvas region of a base image.
 
     An image that does not fit is shrunk, to at least 1 px per side.
 
-    >>> centered((320, 239), (320, 320)), centered((320, 240), (160, 160))
+    >>> placed((320, 239), (320, 320)), placed((320, 240), (160, 160))
     ((0, 40, 320, 279), (0, 20, 160, 140))
+    >>> placed((320, 239), (320, 320), "top_left")
+    (0, 0, 320, 239)
     """
     base_width, base_height = base_size
     canvas_height, canvas_width = canvas
@@ -88,6 +100,8 @@ def centered(base_size: tuple[int, int], canvas: tuple[int, int]) -> Region:
 
     width = max(1, round(base_width * ratio))
     height = max(1, round(base_height * ratio))
+    if at == "top_left":
+        return 0, 0, width, height
     left = (canvas_width - width) // 2
     top = (canvas_height - height) // 2
     return left, top, left + width, top + height
@@ -122,10 +136,12 @@ def resized(image: Image, width: int, height: int) -> Image:
     return cv2.resize(image, (width, height), interpolation=interpolation)
 
 
-def draw_letterboxed(image: Image, base_size: tuple[int, int], canvas: Image) -> None:
-    """Draw the resized image in the middle of a canvas [H, W, 3], the rest gray, in place."""
+def draw_letterboxed(
+    image: Image, base_size: tuple[int, int], canvas: Image, at: Letterbox = "center"
+) -> None:
+    """Draw the resized image on a canvas [H, W, 3], the rest gray, in place."""
     canvas[:] = GRAY
-    x1, y1, x2, y2 = centered(base_size, canvas.shape[:2])
+    x1, y1, x2, y2 = placed(base_size, canvas.shape[:2], at)
     canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
 
 

@@ -1,5 +1,7 @@
 """models/backends/combined.py: test-time augmentation, ensembles; merged and reordered classes."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -52,6 +54,56 @@ def test_augmented_views_map_boxes_back_to_the_image():
     assert scores.shape == (1, 3, 1)
     centers = (boxes[0, :, :2] + boxes[0, :, 2:]) / 2
     assert (centers - torch.tensor([53.0, 33.0])).abs().max() < 4
+
+
+@pytest.mark.parametrize("width", [160, 100, 33])
+def test_mirrored_view_shows_the_canvas_flipped_and_its_boxes_are_flipped_back(width):
+    """An image at the top left is at the top right of the mirrored view, whose own border is at its
+    right. A box on the whole width of the view comes back as the whole width, whatever its scale.
+    """
+
+    class Edges(Fake):
+        def __init__(self):
+            super().__init__()
+            self.letterbox, self.stride, self.views = "top_left", 8, []
+
+        def predict(self, images, confidence=0.0):
+            self.views.append(images)
+            used = round(width * (1.0, 0.83, 0.67)[len(self.views) - 1])
+            box = torch.tensor([[[0.0, 0, used, 1], [0, 0, used / 4, 1]]])
+            return Prediction(box, torch.ones(1, 2, 1))
+
+    images = torch.full((1, 3, 64, width), 114 / 255)
+    images[..., : width // 2] = 1  # the image, at the left
+    views = AugmentedViews(Edges())
+    boxes = views.predict(images).boxes_xyxy
+    assert views.letterbox == "top_left"
+
+    whole, quarter = boxes[0, ::2], boxes[0, 1::2]
+    equal = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
+    equal(whole[:, [0, 2]], torch.tensor([[0.0, width]] * 3))
+    expected = torch.tensor([[0, 0.25], [0.75, 1], [0, 0.25]]) * width
+    equal(quarter[:, [0, 2]], expected)
+
+    mirrored = views.members[0].views[1]
+    used = round(width * 0.83)
+    bright = (mirrored[0, 0, 0] > 0.9).nonzero().squeeze(1)
+    assert abs(int(bright.min()) - used / 2) <= 1
+    assert int(bright.max()) == used - 1
+
+
+def test_ensemble_takes_images_at_one_place_only():
+    corner = [Fake(), Fake()]
+    for each in corner:
+        each.letterbox = "top_left"
+    assert Ensemble(corner).letterbox == MergedClasses(corner[0]).letterbox == "top_left"
+    assert Ensemble([Fake(), Fake()]).letterbox == "center"
+    with pytest.raises(
+        ValueError,
+        match="must take images at the same place of the canvas: one of these takes them in the "
+        "center, another one at the top left",
+    ):
+        Ensemble([Fake(), AugmentedViews(corner[0])])
 
 
 def test_ensemble_concatenates_predictions():

@@ -1,6 +1,7 @@
 """models/export/metadata.py: a round trip, and every other content is refused with one sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ MODEL = ExportedModel(
     data="a.yaml", single_class=True, digest="0123abcd", opset=17, torch_version="2.11",
     payload="ff",
 )  # fmt: skip
+CORNER = replace(MODEL, letterbox="top_left")
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, ExportedModel(("a",), 64, 128)], ids=["all fields", "defaults"]
+    "model",
+    [MODEL, CORNER, ExportedModel(("a",), 64, 128)],
+    ids=["all fields", "top left", "defaults"],
 )
 def test_metadata_survives_a_round_trip(model):
     assert read_metadata(model.to_json(), FILE) == model
@@ -36,6 +40,17 @@ def test_json_states_input_and_outputs_for_other_programs():
         ("detections",),
         ("boxes_xyxy", "scores"),
     )
+
+
+def test_letterbox_is_stated_and_is_an_entry_only_if_it_is_not_the_center():
+    """Files of versions without the entry are read, and sealed as before."""
+    centered, corner = (json.loads(model.to_json()) for model in (MODEL, CORNER))
+    assert "keep its ratio, center it, fill" in centered["input"]["letterbox"]
+    assert "keep its ratio, put it at the top left, fill" in corner["input"]["letterbox"]
+    assert corner.keys() - centered.keys() == {"letterbox"}
+    assert MODEL.sealed("ab").payload != CORNER.sealed("ab").payload
+    for values in (centered | {"letterbox": "top_left"}, corner | {"letterbox": "center"}):
+        assert "it is not of format 3" in refusal(json.dumps(values))
 
 
 def refusal(text: str) -> str:
@@ -57,6 +72,7 @@ def refusal(text: str) -> str:
         ("batch_size", 0), ("batch_size", 1e9), ("precision", "fp4"), ("precision", ["fp32"]),
         ("data", 5), ("data", "x" * 5000), ("single_class", 1), ("digest", None), ("opset", -1),
         ("payload", {}), ("nms", {}),
+        ("letterbox", "top_right"), ("letterbox", None), ("letterbox", ["center"]),
         ("nms", {"confidence": 2.0, "iou": 0.5, "max_detections": 1, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": 0.5, "max_detections": 1 << 40, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": "0.5", "max_detections": 1, "agnostic": False}),
