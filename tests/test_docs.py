@@ -633,6 +633,9 @@ SIZES = [
 ]  # width and height of images
 
 
+TOP_LEFT = ("top_left",)
+
+
 def write_dynamic(path: Path, raw: Path) -> None:
     """Write the file of --nms --dynamic: that of --dynamic with the suppression that --nms adds."""
     onnx = pytest.importorskip("onnx", reason="an optional package")
@@ -646,8 +649,18 @@ def write_dynamic(path: Path, raw: Path) -> None:
     path.write_bytes(with_metadata(proto, model))
 
 
+def write_top_left(path: Path, centered: Path) -> None:
+    """Write the file that is exported from a model with its images at the top left."""
+    onnx = pytest.importorskip("onnx", reason="an optional package")
+    from models.export.onnx.read import read_onnx
+    from models.export.onnx.write import with_metadata
+
+    model = replace(read_onnx(centered)[1], letterbox="top_left")
+    path.write_bytes(with_metadata(onnx.load(centered), model))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--img", "64"), ("--img", "64", "96"), DYNAMIC])
+@pytest.mark.parametrize("flags", [("--img", "64"), ("--img", "64", "96"), DYNAMIC, TOP_LEFT])
 def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_path, monkeypatch):
     """Boxes of images of many odd sizes, to the 0.1 px that the code prints."""
     block = next(
@@ -658,6 +671,8 @@ def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_pat
     file = tmp_path / "m.onnx"
     if flags == DYNAMIC:
         write_dynamic(file, exports("onnx", *DYNAMIC))
+    elif flags == TOP_LEFT:
+        write_top_left(file, exports("onnx", "--nms", "--img", "64", "96"))
     else:
         shutil.copy(exports("onnx", "--nms", *flags), file)
     backend = load_backend(file, torch.device("cpu")).backend
