@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.blocks import LAYERS, Conv, Layer, Stack
 from models.head_registry import HEADS
 from models.heads import Head, Raw
 from models.recompute import recomputed
 from models.table import (
+    CHANNEL_MULTIPLE,
     MAX_CHANNELS,
     Anchors,
     TableRow,
@@ -86,6 +88,7 @@ class Detector(nn.Module):
         self.layers = nn.ModuleList()
         self._info: list[LayerInfo] = []
         self._build()
+        self._set_batch_norm()
         self._freed_after = last_uses(self.rows)
         self.recompute = False
         self._recomputable = recomputable(self.rows, self.layers)
@@ -117,6 +120,16 @@ class Detector(nn.Module):
             raise ValueError(
                 f"{source}: the table needs rows, and a head with {num_classes} classes (nc)"
             )
+
+    def _set_batch_norm(self) -> None:
+        """Give all batch normalizations the eps and momentum of the table, if it has them."""
+        given = self.table.get("batch_norm")
+        if given is None:
+            return
+        for module in self.modules():
+            if isinstance(module, _BatchNorm):
+                module.eps = given["eps"]
+                module.momentum = given["momentum"]
 
     @property
     def head(self) -> Head:
@@ -351,7 +364,12 @@ def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> li
         if not is_whole(channels, 1) or channels > MAX_CHANNELS:
             allowed = f"1 to {MAX_CHANNELS:,}"
             raise row.error(f"the first argument must be a number of channels, {allowed}")
-        args[0] = scale_channels(channels, table["width_multiple"], table.get("max_channels"))
+        args[0] = scale_channels(
+            channels,
+            table["width_multiple"],
+            table.get("max_channels"),
+            table.get("channel_multiple", CHANNEL_MULTIPLE),
+        )
     return args
 
 

@@ -5,6 +5,10 @@ A table describes a family of models or one model. Both have `backbone` and `hea
 model `depth_multiple`, `width_multiple` and `max_channels`. The max channels, a limit before width
 multiplies them, may be left out.
 
+Optional entries are the same for all models of a table. `batch_norm: {eps: 1.0e-5, momentum: 0.1}`
+is that of all its batch normalizations; the default is 0.001 and 0.03. `channel_multiple: 1`:
+scaled channels are rounded up to a multiple of it; the default is 8.
+
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
 
@@ -32,6 +36,7 @@ MAX_BYTES = 1 << 18
 MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `number` of a row
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
+CHANNEL_MULTIPLE = 8  # of scaled channels, by default
 # in pixels; far from the limits of float32
 SMALLEST_ANCHOR = 1e-3
 LARGEST_ANCHOR = 100_000
@@ -48,6 +53,8 @@ KEYS = (
     "depth_multiple",
     "width_multiple",
     "max_channels",
+    "channel_multiple",
+    "batch_norm",
     "anchors",
     "letterbox",
     "backbone",
@@ -220,6 +227,10 @@ def resolve(
     optional: dict[str, Any] = {}
     if max_channels is not None:
         optional["max_channels"] = max_channels
+    if table.get("channel_multiple") is not None:
+        optional["channel_multiple"] = plain_channel_multiple(table["channel_multiple"], source)
+    if table.get("batch_norm") is not None:
+        optional["batch_norm"] = plain_batch_norm(table["batch_norm"], source)
     if "anchors" in table:
         chosen = table["anchors"] if anchors is None else anchors
         optional["anchors"] = plain_anchors(chosen, source)
@@ -359,6 +370,35 @@ def _scale_values(table: Mapping[str, Any], scale: str | None, source: str) -> A
     return scales[scale]
 
 
+def plain_channel_multiple(value: Any, source: str) -> int:
+    """Return the `channel_multiple` of a table.
+
+    Raises: ValueError unless it is a whole number of 1 to MAX_NUMBER.
+    """
+    if not is_whole(value, 1) or value > MAX_NUMBER:
+        given = reprlib.repr(value)
+        allowed = f"must be a whole number, 1 to {MAX_NUMBER}"
+        raise ValueError(f"{source}: `channel_multiple` is {given}, but {allowed}")
+    return int(value)
+
+
+def plain_batch_norm(value: Any, source: str) -> dict[str, float]:
+    """Return the `eps` and `momentum` of a table's `batch_norm`.
+
+    Raises: ValueError unless both are given, above 0 and at most 1.
+
+    >>> plain_batch_norm({"momentum": 1, "eps": 1e-5}, "table.yaml")
+    {'eps': 1e-05, 'momentum': 1.0}
+    """
+    names = ("eps", "momentum")
+    has_both = isinstance(value, Mapping) and value.keys() == set(names)
+    if not has_both or not all(is_positive(value[name]) and value[name] <= 1 for name in names):
+        given = reprlib.repr(value)
+        wanted = "{eps: ..., momentum: ...}, both above 0 and at most 1"
+        raise ValueError(f"{source}: `batch_norm` must be {wanted}, got {given}")
+    return {name: float(value[name]) for name in names}
+
+
 def plain_anchors(anchors: Any, source: str) -> int | list[list[float]]:
     """Return anchors as a number per level, or as one list w, h, w, h, ... in pixels per level.
 
@@ -486,14 +526,18 @@ def format_row(row: Sequence[Any]) -> str:
     return f"[{', '.join(shortened)}]"
 
 
-def scale_channels(channels: int, width: float, most: int | None = None) -> int:
-    """Return `channels`, limited to `most`, times `width`, rounded up to a multiple of 8.
+def scale_channels(
+    channels: int, width: float, most: int | None = None, multiple: int = CHANNEL_MULTIPLE
+) -> int:
+    """Return `channels`, limited to `most`, times `width`, rounded up to a multiple of `multiple`.
 
     >>> scale_channels(64, 0.25), scale_channels(64, 0.3), scale_channels(1024, 0.75, 768)
     (16, 24, 576)
+    >>> scale_channels(32, 0.375, multiple=1)
+    12
     """
     limited = min(channels, most or channels)
-    return math.ceil(limited * width / 8) * 8
+    return math.ceil(limited * width / multiple) * multiple
 
 
 def scale_number(number: int, depth: float) -> int:

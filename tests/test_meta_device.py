@@ -71,6 +71,7 @@ TABLE: dict[str, Any] = {  # has a layer of every class
     "width_multiple": 1.0,
     "anchors": [[10, 14, 23, 27], [81, 82, 135, 169]],
     "backbone": [
+        [-1, 1, "Normalize", [[0.4, 0.5, 0.6], [0.2, 0.3, 0.4]]],
         [-1, 1, "Conv", [8, 3, 2]],
         [-1, 1, "nn.MaxPool2d", [2, 2, 0]],  # stride 4
         [-1, 1, "C3", [8]],
@@ -78,18 +79,19 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         [-1, 1, "nn.MaxPool2d", [2, 1, 0]],
         [-1, 1, "Bottleneck", [8]],
         [-1, 1, "C2f", [8]],
-        [-1, 1, "Conv", [16, 3, 2]],  # 7, stride 8
+        [-1, 1, "Conv", [16, 3, 2]],  # 8, stride 8
         [-1, 1, "SeparableConv", [16, 3, 2]],
         [-1, 1, "C3k2", [16, True]],
+        [-1, 1, "CSPNeXt", [16, True, True]],
         [-1, 1, "SPPF", [16, 5]],
         [-1, 1, "SPP", [16]],
-        [-1, 1, "C2PSA", [128]],  # 12, stride 16: output
+        [-1, 1, "C2PSA", [128]],  # 14, stride 16: output
     ],
     "head": [
         [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
-        [[-1, 7], 1, "Concat", [1]],
-        [-1, 1, "SeparableC3", [16]],  # 15, stride 8: output
-        [[15, 12], 1, "Detect", ["nc", "anchors"]],
+        [[-1, 8], 1, "Concat", [1]],
+        [-1, 1, "SeparableC3", [16]],  # 17, stride 8: output
+        [[17, 14], 1, "Detect", ["nc", "anchors"]],
     ],
 }
 # The same levels with fewer layers, for other heads.

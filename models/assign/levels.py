@@ -1,15 +1,11 @@
 """Numbers of a head's levels, such as strides, on the device."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from utils.distributed.torch_compile import is_traced
-
-# results of `per_level`: a few for each image size of multi-scale or rectangular training
-CACHED_RESULTS = 512
+from models.device_constants import device_constant
 
 
 def per_level(
@@ -17,18 +13,9 @@ def per_level(
 ) -> Tensor:
     """Return one number for each level, [L], on the device of `reference`.
 
-    The result is cached, so do not change it in place. It is created on the device, because a copy
-    from the host would make the host wait. dtype: that of `reference` if None.
-
-    >>> per_level((8, 16), torch.zeros(1)).tolist()
-    [8.0, 16.0]
+    The result is cached, so do not change it in place. dtype: that of `reference` if None.
     """
-    numbers = tuple(values)
-    dtype = dtype or reference.dtype
-
-    if is_traced(reference):
-        return _create(numbers, dtype, reference.device)
-    return _cached(numbers, dtype, reference.device)
+    return device_constant(values, reference, dtype)
 
 
 def columns_and_rows(
@@ -46,15 +33,3 @@ def columns_and_rows(
     for rows, columns in grids:
         sides += [columns, rows]
     return per_level(sides, reference, dtype).view(len(grids), 2)
-
-
-def _create(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    numbers = [torch.full((), value, dtype=dtype, device=device) for value in values]
-    return torch.stack(numbers)
-
-
-@lru_cache(CACHED_RESULTS)
-def _cached(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # The first caller may be a validation, whose tensors training could not use.
-    with torch.inference_mode(False):
-        return _create(values, dtype, device)

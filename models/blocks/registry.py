@@ -3,7 +3,9 @@
 from models.blocks.base import Layer
 from models.blocks.convolutions import Conv, SeparableConv
 from models.blocks.cross_stage import C2PSA, C3, Bottleneck, C2f, C3k2, SeparableC3
+from models.blocks.csp_next import CSPNeXt
 from models.blocks.joining import Concat
+from models.blocks.normalization import Normalize
 from models.blocks.resizing import SPP, SPPF, MaxPool, Upsample, ZeroPad
 
 LAYERS: dict[str, type[Layer]] = {
@@ -12,12 +14,14 @@ LAYERS: dict[str, type[Layer]] = {
     "Bottleneck": Bottleneck,
     "C3": C3,
     "SeparableC3": SeparableC3,
+    "CSPNeXt": CSPNeXt,
     "C2f": C2f,
     "C3k2": C3k2,
     "C2PSA": C2PSA,
     "SPP": SPP,
     "SPPF": SPPF,
     "Concat": Concat,
+    "Normalize": Normalize,
     "nn.Upsample": Upsample,
     "nn.MaxPool2d": MaxPool,
     "nn.ZeroPad2d": ZeroPad,

@@ -72,7 +72,7 @@ ONE_HEAD_GFLOPS = {
     "yolo26l": 86.44,
     "yolo26x": 193.89,
 }  # fused
-PARAMETERS_PER_ROW = {  # parameters of rows 0-9, then of the later rows that have parameters
+PARAMETERS_PER_ROW = {  # of the rows that have parameters, without the head
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
     "33024 90880 8320 22912 36992 74496 147712 296448",
     "yolov5s": "3520 18560 18816 73984 115712 295424 625152 1180672 1182720 656896 "
@@ -549,6 +549,26 @@ def test_anchors_can_be_a_count_per_level(small_table):
     assert build_model(small_table | {"anchors": 3}, 2).head.anchors_px.shape == (2, 3, 2)
 
 
+def test_batch_norm_of_a_table_is_that_of_all_layers(small_table):
+    given = {"eps": 1e-5, "momentum": 0.1}
+    model = build_model(small_table | {"batch_norm": given}, 2)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-5, 0.1)}
+    assert len(norms) == 4
+
+    # A checkpoint builds it again from the resolved table.
+    again = Detector(json.loads(json.dumps(model.table)))
+    assert {module.eps for module in again.modules() if isinstance(module, _BatchNorm)} == {1e-5}
+
+
+def test_channels_are_rounded_up_to_the_multiple_of_the_table(small_table):
+    # 8 * 0.4 = 3.2 and 16 * 0.4 = 6.4
+    narrow = small_table | {"width_multiple": 0.4}
+    for multiple, channels in ((None, [8, 8, 8]), (1, [4, 7, 7]), (4, [4, 8, 8])):
+        model = build_model(narrow | {"channel_multiple": multiple}, 2)
+        assert [layer.out_channels for layer in model.layers[:3]] == channels
+
+
 def test_repeated_rows_become_a_stack(small_table):
     model = build_model(small_table, 2)
     assert "layers.1.1.conv.weight" in model.state_dict()
@@ -721,6 +741,12 @@ def test_model_table_error_names_the_file(tmp_path, small_table):
             "model table: `letterbox` is 'top-left', but must be center or top_left",
         ),
         ({"letterbox": ["center"]}, r"`letterbox` is \['center'\], but must be center or top_left"),
+        ({"channel_multiple": 0}, "`channel_multiple` is 0, but must be a whole number, 1 to 1000"),
+        ({"channel_multiple": 2.0}, "`channel_multiple` is 2.0, but must be a whole number"),
+        ({"batch_norm": 1e-5}, r"`batch_norm` must be {eps: ..., momentum: ...}, .*, got 1e-05"),
+        ({"batch_norm": {"eps": 1e-5}}, "`batch_norm` must be {eps: ..., momentum: ...}"),
+        ({"batch_norm": {"eps": 0, "momentum": 0.1}}, "both above 0 and at most 1, got "),
+        ({"batch_norm": {"eps": 1e-5, "momentum": 2}}, "both above 0 and at most 1, got "),
     ],
 )
 def test_invalid_model_tables_are_rejected(small_table, change, message):
