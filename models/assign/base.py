@@ -52,3 +52,40 @@ def distribute_invalid(prediction: Tensor, valid: Tensor, predictions: int | Ten
         predictions = max(predictions, 1)
     in_turn = torch.arange(prediction.shape[-1], device=prediction.device) % predictions
     return torch.where(valid, prediction, in_turn)
+
+
+def cheapest_takers(
+    prediction: Tensor, taken: Tensor, cheapest_target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the target of each entry, and which are valid, so that each prediction is once.
+
+    A prediction that one target took is that target's. One that several took goes to its cheapest
+    target, whether it took the prediction or not.
+
+    Args:
+        prediction: [T, K], numbers among the P predictions of all images.
+        taken: [T, K], whether the target takes the prediction.
+        cheapest_target: [P]; T for a prediction that no target can have.
+
+    Returns:
+        Rows of targets, and bool, [T * K] each.
+
+    >>> prediction, taken = torch.tensor([[0, 2], [0, 1]]), torch.tensor([[True, True]] * 2)
+    >>> cheapest_takers(prediction, taken, torch.tensor([1, 1, 0]))
+    (tensor([1, 0, 1, 1]), tensor([ True,  True, False,  True]))
+    """
+    targets = len(prediction)
+    taker = torch.arange(targets, device=prediction.device)[:, None].expand_as(prediction)
+    chosen = prediction.flatten()  # [M]
+    taken = taken.flatten()
+
+    # How many targets took each prediction, and the first entry that names it.  [P]
+    order = torch.arange(len(chosen), device=chosen.device)
+    takers = torch.zeros_like(cheapest_target).scatter_add_(0, chosen, taken.long())
+    first_entry = torch.full_like(cheapest_target, len(order))
+    first_entry.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
+
+    # One entry for each of them.  [M]
+    valid = taken & (first_entry[chosen] == order)
+    winner = torch.where(takers[chosen] > 1, cheapest_target[chosen], taker.flatten())
+    return winner.clamp(max=targets - 1), valid  # where not valid, there may be no cheapest target

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.base import Assignment, distribute_invalid
+from models.assign.base import Assignment, cheapest_takers, distribute_invalid
 from models.assign.levels import columns_and_rows, per_level
+from models.assign.overlaps import PredictedBoxes
 from models.assign.row_blocks import in_row_blocks
 from utils.boxes import iou_of_pairs
 
@@ -170,43 +171,17 @@ def _dynamic_k(boxes_xyxy: Tensor, candidates: Tensor, image: Tensor, targets: T
 
     Source: OTA, arXiv 2103.14259, "Dynamic k Estimation".
     """
-    left, top, right, bottom = [side.contiguous() for side in boxes_xyxy.unbind(-1)]  # [B, N] each
-    area = (right - left) * (bottom - top)
-    is_candidate = candidates.to(area.dtype)
+    predicted = PredictedBoxes(boxes_xyxy)
+    is_candidate = candidates.to(boxes_xyxy.dtype)
 
     def sums_of_largest(image: Tensor, target_boxes: Tensor) -> tuple[Tensor]:
-        x1, y1, x2, y2 = target_boxes[:, :, None].unbind(1)  # [rows, 1] each
-
-        # All predictions of each target's own image.  [rows, N]
-        # index_select copies whole rows, and is faster than indexing. The steps below overwrite
-        # these copies, which saves the allocation of as many again.
-        image_left = left.index_select(0, image)
-        image_right = right.index_select(0, image)
-        image_top = top.index_select(0, image)
-        image_bottom = bottom.index_select(0, image)
-        image_area = area.index_select(0, image)
-        image_candidates = is_candidate.index_select(0, image)
-
-        # Overlap of each target with each of them.
-        overlap_right = image_right.clamp_(max=x2)
-        overlap_left = image_left.clamp_(min=x1)
-        overlap_width = overlap_right.sub_(overlap_left).clamp_(min=0)
-
-        overlap_bottom = image_bottom.clamp_(max=y2)
-        overlap_top = image_top.clamp_(min=y1)
-        overlap_height = overlap_bottom.sub_(overlap_top).clamp_(min=0)
-
-        # IoU, 0 for predictions that are not candidates.
-        overlap = overlap_width.mul_(overlap_height)
-        union = image_area.add_((x2 - x1) * (y2 - y1)).sub_(overlap)
-        union.clamp_(min=torch.finfo(area.dtype).tiny)
-        iou = overlap.div_(union).mul_(image_candidates)
-
+        # 0 for predictions that are not candidates
+        iou = predicted.ious(image, target_boxes).mul_(is_candidate.index_select(0, image))
         largest = iou.topk(min(MAX_PER_BOX, iou.shape[1]), 1).values
         return (largest.sum(1),)
 
     rows = PAIRS_AT_A_TIME // max(candidates.shape[1], 1)
-    target_boxes = targets[:, 2:].to(area.dtype)
+    target_boxes = targets[:, 2:].to(boxes_xyxy.dtype)
     (sums,) = in_row_blocks(sums_of_largest, rows, image, target_boxes)
     return sums.long().clamp(min=1)
 
@@ -236,20 +211,10 @@ def _resolve_conflicts(
     cheapest_target = target.new_full((predictions,), targets)
     cheapest_target.scatter_reduce_(0, prediction.flatten(), claimant.flatten(), "amin")
 
-    # How many targets took each prediction, and the first entry that names it.  [B * N]
-    chosen = prediction.gather(1, slot).flatten()  # [M]
-    taken = taken.flatten()
-    order = torch.arange(len(chosen), device=chosen.device)
-    takers = order.new_zeros(predictions).scatter_add_(0, chosen, taken.long())
-    first_entry = order.new_full((predictions,), len(order))
-    first_entry.scatter_reduce_(0, chosen, torch.where(taken, order, len(order)), "amin")
-
-    # One entry for each of them.  [M]
-    valid = taken & (first_entry[chosen] == order)
-    taker = target.expand_as(slot).flatten()
-    winner = torch.where(takers[chosen] > 1, cheapest_target[chosen], taker)
+    chosen = prediction.gather(1, slot)  # [T, 10]
+    winner, valid = cheapest_takers(chosen, taken, cheapest_target)
     return Assignment(
-        prediction=distribute_invalid(chosen, valid, predictions),
-        target=winner.clamp(max=targets - 1),  # where not valid, there may be no cheapest target
+        prediction=distribute_invalid(chosen.flatten(), valid, predictions),
+        target=winner,
         valid=valid,
     )

@@ -61,24 +61,46 @@ def ignored_cells(
     """Return which cells of each level, bool [B, H, W], have their middle in an ignore region.
 
     An ignore region is a target of class -1. grids: rows and columns of each level.
+    """
+    is_region = targets[:, 1] == IGNORE_CLASS
+    return cells_inside(targets, is_region, images, strides, grids, offset=0.5)
 
-    Each region adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative
-    sums over rows and columns then give the number of regions at each cell. All levels are computed
-    together, each on a map as large as the largest one, because most batches have few or no such
-    regions and a GPU is then bound by the number of kernels. No value is read on the host.
+
+def cells_inside(
+    targets: Tensor,
+    counted: Tensor,
+    images: int,
+    strides: Sequence[float],
+    grids: Sequence[tuple[int, int]],
+    offset: float,
+) -> list[Tensor]:
+    """Return which cells of each level, bool [B, H, W], have their point strictly inside a target.
+
+    Each target adds 1 at its first corner and the opposite one, and -1 at the other two. Cumulative
+    sums over rows and columns then give the number of targets at each cell. All levels are computed
+    together, each on a map as large as the largest one, because a GPU is bound by the number of
+    kernels here. No value is read on the host.
+
+    Args:
+        targets: [T, 6].
+        counted: whether a target counts, bool [T].
+        images: B.
+        strides: pixels per cell of each level.
+        grids: rows and columns of each level.
+        offset: of a cell's point from its first corner, in cells: 0.5 is the middle.
     """
     levels = len(strides)
     # one more than cells: a region may end at the border
     rows = 1 + max(height for height, _ in grids)
     columns = 1 + max(width for _, width in grids)
 
-    # The first cell inside each region and the first one after it, in x and in y.  [T, L, 2]
+    # The first cell inside each target and the first one after it, in x and in y.  [T, L, 2]
     stride = per_level(strides, targets)[:, None]
     low = targets[:, None, 2:4] / stride  # in cells
     high = targets[:, None, 4:] / stride
-    first, end = _covered(low, high, columns_and_rows(grids, targets))
+    first, end = _covered(low, high, columns_and_rows(grids, targets), offset)
 
-    # The number of the region's map: the maps of all levels and images, one after another.  [T, L]
+    # The number of the target's map: the maps of all levels and images, one after another.  [T, L]
     image = targets[:, 0].long()
     map_number = torch.arange(levels, device=targets.device) * images + image[:, None]
 
@@ -87,8 +109,8 @@ def ignored_cells(
     map_row = map_number[:, :, None, None] * rows + row[..., None]
     place = map_row * columns + column[:, :, None]
 
-    # What is added there, in the same order; 0 for targets that are no ignore region.  [T, L, 4]
-    one = (targets[:, 1] == IGNORE_CLASS).to(torch.int32)
+    # What is added there, in the same order; 0 for targets that do not count.  [T, L, 4]
+    one = counted.to(torch.int32)
     minus_one = -one
     corner_values = torch.stack([one, minus_one, minus_one, one], 1)
     corner_values = corner_values[:, None].expand(-1, levels, -1)
@@ -111,16 +133,18 @@ def ignored_predictions(
     return torch.cat([cells.flatten(1) for cells in levels], 1)
 
 
-def _covered(low: Tensor, high: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first of the cells whose middles are between two edges, and the one after them.
+def _covered(low: Tensor, high: Tensor, cells: Tensor, offset: float) -> tuple[Tensor, Tensor]:
+    """Return the first of the cells whose points are between two edges, and the one after them.
 
-    Both are int64, and equal if no middle is. low, high: the edges, in cells. cells: how many there
-    are. All three broadcast.
+    Both are int64, and equal if no point is. low, high: the edges, in cells. cells: how many there
+    are. All three broadcast. offset: of a cell's point from its first corner.
 
     >>> low, high = torch.tensor([4.0, 5.0]) / 8, torch.tensor([20.1, 11.0]) / 8
-    >>> _covered(low, high, torch.tensor(5.0))  # middles 4, 12, 20, 28, 36
+    >>> _covered(low, high, torch.tensor(5.0), 0.5)  # middles 4, 12, 20, 28, 36
     (tensor([1, 1]), tensor([3, 1]))
+    >>> _covered(low, high, torch.tensor(5.0), 0)  # corners 0, 8, 16, 24, 32
+    (tensor([1, 1]), tensor([3, 2]))
     """
-    first = (low + 0.5).floor().clamp(min=0).minimum(cells)
-    end = (high - 0.5).ceil().clamp(min=0).minimum(cells)
+    first = ((low - offset).floor() + 1).clamp(min=0).minimum(cells)
+    end = (high - offset).ceil().clamp(min=0).minimum(cells)
     return first.long(), end.maximum(first).long()

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from models.assign.base import Assignment, distribute_invalid
-from models.assign.row_blocks import in_row_blocks
+from models.assign.row_blocks import in_row_blocks, pairs_at_a_time
 from utils.boxes import complete_iou_of_terms, complete_iou_terms, to_cxcywh
 
-# of a target and a prediction: 512 KiB in float32, which fit in the cache of a CPU
-PAIRS_AT_A_TIME = 1 << 17
-ACCELERATOR_FACTOR = 8  # times as many on other devices, to start fewer kernels
 MIN_DEPTH = 1e-9  # a prediction's point must be farther than this from all sides of the box
 EPS = 1e-9
 
@@ -100,10 +97,7 @@ def task_aligned(
         largest, number = alignment.topk(slots, 1)
         return largest, number, iou.gather(1, number)
 
-    pairs = PAIRS_AT_A_TIME
-    if targets.device.type != "cpu":
-        pairs *= ACCELERATOR_FACTOR
-    rows = pairs // max(predictions_per_image, 1)
+    rows = pairs_at_a_time(targets.device) // max(predictions_per_image, 1)
     alignment, number, iou = in_row_blocks(best_aligned, rows, image, class_id, boxes, half)
 
     # Each prediction goes to one target.

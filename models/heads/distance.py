@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.convolutions import Conv, SeparableConv
-from models.heads.base import Head
-from models.heads.cells import OutputConv, grid_cells, levels_by_image
-
-Levels = list[Tensor]  # raw maps [B, H, W, 4 D + C], one per level: the sides' bins, class logits
+from models.heads.cells import OutputConv
+from models.heads.point_distance import Levels, PointDistanceHead
 
 START_BOXES = 5  # in an image of 640 px: how many the initial class probabilities stand for
 START_DISTANCE = 2.0  # initial distance of a head without bins, in strides
@@ -72,7 +70,7 @@ class Branches(nn.Module):
         return raw
 
 
-class DistanceHead(Head):
+class DistanceHead(PointDistanceHead):
     """Four distances, each as a distribution over D bins, and C class logits for each cell.
 
     `DistanceDetect` in tables.
@@ -99,6 +97,7 @@ class DistanceHead(Head):
         if bins < 1:
             raise ValueError(f"a distance needs 1 or more bins, got {bins}")
         self.bins = bins
+        self.side_values = 4 * bins
         self.constants = bins if bins > 1 else 0  # what the bins stand for: 0 to D - 1
         self.branches = Branches(in_channels, num_classes, bins, separable, self.strides)
 
@@ -114,38 +113,9 @@ class DistanceHead(Head):
         """Return raw maps [B, H, W, 4 D + C], one per level."""
         return self.branches(maps)
 
-    def decode(self, raw: Levels) -> tuple[Tensor, Tensor]:
-        """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], float32.
-
-        N runs over levels, rows, columns.
-        """
-        boxes = []
-        scores = []
-        for values, stride in zip(raw, self.strides, strict=True):
-            values = values.float()
-            cells = grid_cells(values.shape[1], values.shape[2], values)
-            sides = sides_of(values, self.bins)
-            level_boxes = boxes_around(sides, cells) * stride
-            level_scores = values[..., 4 * self.bins :].sigmoid()
-            boxes.append(level_boxes.flatten(1, 2))
-            scores.append(level_scores.flatten(1, 2))
-        return torch.cat(boxes, 1), torch.cat(scores, 1)
-
-    def decode_candidates(self, raw: Levels, confidence: float) -> tuple[Tensor, Tensor]:
-        """Return the predictions of `decode` whose best class scores above `confidence`."""
-        levels = []
-        for values, stride in zip(raw, self.strides, strict=True):
-            best_logit = values[..., 4 * self.bins :].amax(-1)
-            best_score = best_logit.float().sigmoid()  # [B, H, W]
-            image, row, column = (best_score > confidence).nonzero(as_tuple=True)  # [K] each
-
-            chosen = values[image, row, column].float()  # [K, 4 D + C]
-            cells = torch.stack([column, row], -1)
-            sides = sides_of(chosen, self.bins)
-            boxes = boxes_around(sides, cells) * stride
-            scores = chosen[:, 4 * self.bins :].sigmoid()
-            levels.append((boxes, scores, image))
-        return levels_by_image(levels, len(raw[0]))
+    def distances(self, raw: Tensor) -> Tensor:
+        """Return the distances left, top, right, bottom [..., 4] in strides: see `sides_of`."""
+        return sides_of(raw, self.bins)
 
 
 class DualDistanceHead(DistanceHead):
@@ -232,15 +202,3 @@ def sides_of(raw: Tensor, bins: int) -> Tensor:
     probabilities = raw[..., : 4 * bins].unflatten(-1, (4, bins)).softmax(-1)
     distances = torch.arange(bins, device=raw.device, dtype=raw.dtype)
     return probabilities @ distances
-
-
-def boxes_around(sides: Tensor, cells: Tensor) -> Tensor:
-    """Return boxes_xyxy [..., 4] in cells, for distances [..., 4] from the middles of `cells`.
-
-    cells: [..., 2], x and y.
-
-    >>> boxes_around(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5, 6])).tolist()
-    [4.5, 4.5, 8.5, 10.5]
-    """
-    middles = cells + 0.5
-    return torch.cat([middles - sides[..., :2], middles + sides[..., 2:]], -1)

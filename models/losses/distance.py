@@ -5,25 +5,28 @@ bins, T targets, M slots.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.base import assigned_predictions
 from models.assign.targets import ignored_predictions
 from models.assign.task_aligned import ScoredAssignment, task_aligned
 from models.heads.cells import cells_and_strides
-from models.heads.distance import DistanceHead, DualDistanceHead, Levels, boxes_around, sides_of
-from models.losses.base import Loss, LossGains, at_least_float32, class_weight_table
+from models.heads.distance import DistanceHead, DualDistanceHead, sides_of
+from models.heads.point_distance import Levels, boxes_around
+from models.losses.base import Loss, LossGains, class_weight_table
+from models.losses.point_distance import (
+    DistancePredictions,
+    Grids,
+    PointDistanceLoss,
+    fixed_point_sums,
+    normalizers,
+)
 from utils.boxes import complete_iou, to_cxcywh
 
 AUTHORS_GAINS = {"box": 7.5, "cls": 0.5, "dfl": 1.5}
 GAIN_WITHOUT_BINS = 6.0  # of the term dfl
-# Target scores are summed as multiples of 1 / this: such sums are exact, so that the order of
-# processes does not matter.
-FIXED_POINT = 1 << 24
 BELOW_LAST_BIN = 0.01  # distances end this much below the last bin
 CANDIDATES = 10  # per target
 CANDIDATES_ONE_TO_ONE = 7
@@ -32,23 +35,7 @@ FIRST_WEIGHT = 0.8
 LAST_WEIGHT = 0.1
 
 
-class DistancePredictions(NamedTuple):
-    """Raw predictions of all levels, what they were assigned, and the cells they come from.
-
-    values: [B, N, 4 D + C]. cells: [N, 2], column and row. strides: pixels per cell, [N, 1]. grids:
-    rows and columns of each level. size: width and height of the images in pixels. slots: the
-    assignment.
-    """
-
-    values: Tensor
-    cells: Tensor
-    strides: Tensor
-    grids: list[tuple[int, int]]
-    size: tuple[int, int]
-    slots: ScoredAssignment
-
-
-class DistanceLoss(Loss):
+class DistanceLoss(PointDistanceLoss):
     """The loss terms of a `DistanceHead`, each divided by the batch's sum of target scores.
 
     Each assigned prediction counts with its target score, w. box: w * (1 - CIoU). cls: cross
@@ -72,8 +59,6 @@ class DistanceLoss(Loss):
     """
 
     terms = ("box", "cls", "dfl")
-    uses = ("box", "cls", "class_weights")
-    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -85,20 +70,19 @@ class DistanceLoss(Loss):
         kept: int | None = None,
         class_weights: Tensor | None = None,
     ) -> None:
-        super().__init__()
-        self.register_buffer("class_weights", class_weights, persistent=False)
-        self.strides = strides
+        own_gains = dict(AUTHORS_GAINS)
+        smallest = 0.0
+        if bins == 1:
+            own_gains["dfl"] = GAIN_WITHOUT_BINS
+            smallest = float(sorted(strides)[:2][-1])  # the second stride, if there is one
+        if gains is not None:
+            own_gains = {name: gain * gains[name] for name, gain in own_gains.items()}
+
+        super().__init__(strides, 4 * bins, own_gains, class_weights)
         self.bins = bins
         self.candidates = candidates
         self.kept = kept
-
-        self.gains = dict(AUTHORS_GAINS)
-        self.smallest = 0.0  # side of a box, see `task_aligned`
-        if bins == 1:
-            self.gains["dfl"] = GAIN_WITHOUT_BINS
-            self.smallest = float(sorted(strides)[:2][-1])  # the second stride, if there is one
-        if gains is not None:
-            self.gains = {name: gain * gains[name] for name, gain in self.gains.items()}
+        self.smallest = smallest  # side of a box, see `task_aligned`
 
     @classmethod
     def from_head(cls, head: DistanceHead, gains: LossGains) -> "DistanceLoss":
@@ -106,46 +90,20 @@ class DistanceLoss(Loss):
         weights = class_weight_table(gains, head)
         return cls(head.strides, head.bins, relative_gains(gains), class_weights=weights)
 
-    def assign(self, raw: Levels, targets: Tensor) -> tuple[DistancePredictions, Tensor]:
-        """Return all predictions with their assignment, and the sum [1] of its target scores.
-
-        raw: maps [B, H, W, 4 D + C] per level.
-        """
-        predictions = self.assigned(raw, targets)
-        return predictions, fixed_point_sums([predictions.slots])
-
-    def compute_terms(
-        self, raw: Levels, targets: Tensor, assignment: DistancePredictions, counts: Tensor
-    ) -> dict[str, Tensor]:
-        """Return this process's share of each term."""
-        values = assignment.values
-        (count,) = normalizers(counts, values.dtype)
-        ignored = ignored_predictions(targets, len(values), self.strides, assignment.grids)
-        return self.terms_of(assignment, targets, count, ignored)
-
-    def assigned(self, raw: Levels, targets: Tensor) -> DistancePredictions:
-        """Return the predictions of all levels with their assignment."""
-        levels = [at_least_float32(values) for values in raw]
-        grids = [(level.shape[1], level.shape[2]) for level in levels]
-        values = torch.cat([level.flatten(1, 2) for level in levels], 1)
-        cells, strides = cells_and_strides(grids, self.strides, values)
-
-        detached = values.detach()
-        sides = sides_of(detached, self.bins)
-        slots = task_aligned(
-            boxes_xyxy=boxes_around(sides, cells) * strides,
-            classes=detached[..., 4 * self.bins :],
-            points=(cells + 0.5) * strides,
+    def assigned_slots(
+        self, sides: Tensor, classes: Tensor, grids: Grids, targets: Tensor
+    ) -> ScoredAssignment:
+        """Return the task-aligned assignment of predictions to targets."""
+        cells, strides = cells_and_strides(grids, self.strides, sides)
+        distances = sides_of(sides, self.bins)
+        return task_aligned(
+            boxes_xyxy=boxes_around(distances, cells, DistanceHead.offset) * strides,
+            classes=classes,
+            points=(cells + DistanceHead.offset) * strides,
             targets=targets,
             candidates=self.candidates,
             kept=self.kept,
             smallest=self.smallest,
-        )
-
-        rows, columns = grids[0]
-        size = (columns * self.strides[0], rows * self.strides[0])
-        return DistancePredictions(
-            values=values, cells=cells, strides=strides, grids=grids, size=size, slots=slots
         )
 
     def terms_of(
@@ -156,57 +114,33 @@ class DistanceLoss(Loss):
         count: the normalizer. ignored: bool [B, N], predictions in ignore regions.
         """
         values = predictions.values
-        slots = predictions.slots
-        first_class = 4 * self.bins  # the number of the first class logit
-        weight = slots.target_score.to(values.dtype)  # [M], 0 where not valid
-
-        # What the predictions of the slots were assigned: boxes in cells of their level.  [M, 4]
-        cell_number = slots.prediction % len(predictions.cells)
-        cell = predictions.cells[cell_number]
-        stride = predictions.strides[cell_number]
-        target = targets[slots.target]  # [M, 6]
-        target_boxes = target[:, 2:].to(values.dtype) / stride
-
-        # Their own logits: of the sides, [M, 4 D], and of the target's class, [M].
-        # index_select and gather are used instead of indexing, whose gradient sorts the places on a
-        # GPU. They add gradients in any order, which does not matter here: a prediction is in at
-        # most one valid slot, and the gradient of the other slots is 0.
-        side_logits = values.flatten(0, 1)[:, :first_class].index_select(0, slots.prediction)
-        class_id = target[:, 1].long().clamp(min=0)
-        class_place = slots.prediction * values.shape[2] + first_class + class_id
-        class_logit = values.flatten().gather(0, class_place)
+        slots = self.predictions_of_slots(predictions, targets)
+        cell = slots.cell
+        weight = slots.weight
 
         # box: 1 - CIoU, with no side of a box below 0.
-        sides = sides_of(side_logits, self.bins)
-        boxes = to_cxcywh(boxes_around(sides, cell))
+        sides = sides_of(slots.sides, self.bins)
+        boxes = to_cxcywh(boxes_around(sides, cell, DistanceHead.offset))
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:].clamp(min=0)], 1)
-        box = ((1 - complete_iou(boxes, to_cxcywh(target_boxes))) * weight).sum()
+        box = ((1 - complete_iou(boxes, to_cxcywh(slots.target_boxes))) * weight).sum()
 
         # dfl: the difference of each side's distance in strides.  [M, 4]
-        low_distances = cell + 0.5 - target_boxes[:, :2]
-        high_distances = target_boxes[:, 2:] - cell - 0.5
+        low_distances = cell + 0.5 - slots.target_boxes[:, :2]
+        high_distances = slots.target_boxes[:, 2:] - cell - 0.5
         distances = torch.cat([low_distances, high_distances], 1)
         if self.bins > 1:
-            difference = bin_entropy(side_logits.unflatten(1, (4, self.bins)), distances)
+            difference = bin_entropy(slots.sides.unflatten(1, (4, self.bins)), distances)
         else:
             width, height = predictions.size
-            pixels = (sides - distances).abs() * stride  # left, top, right, bottom
+            pixels = (sides - distances).abs() * slots.stride  # left, top, right, bottom
             difference = torch.cat([pixels[:, 0::2] / width, pixels[:, 1::2] / height], 1)
         dfl = (difference.mean(1) * weight).sum()
 
         # cls: cross entropy, which is linear in its target: softplus(x) for a target of 0, minus
         # x times the target.
-        classes = values[..., first_class:]
-        assigned = assigned_predictions(slots.prediction, slots.valid, classes[..., 0])
-        is_counted = ((assigned > 0) | ~ignored).flatten()
-        as_negative = F.softplus(classes.flatten(0, 1)).sum(1)  # [B * N]
-        cls = (as_negative * is_counted).sum()
-        cls = cls - (class_logit * weight).sum()
-        if self.class_weights is not None:
-            # What the weights add: each assigned prediction once more, times its weight minus 1.
-            of_slots = as_negative.index_select(0, slots.prediction) * slots.valid
-            entropies = of_slots - class_logit * weight
-            cls = cls + (entropies * (self.class_weights[class_id] - 1)).sum()
+        background = F.softplus(values[..., 4 * self.bins :]).sum(2)
+        correction = -slots.class_logit * weight
+        cls = self.class_sum(background, correction, predictions.slots, slots.class_id, ignored)
 
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
@@ -304,23 +238,6 @@ def relative_gains(gains: LossGains) -> dict[str, float]:
     box = gains.box / LossGains.box
     cls = gains.cls / LossGains.cls
     return {"box": box, "cls": cls, "dfl": box}
-
-
-def fixed_point_sums(assignments: Sequence[ScoredAssignment]) -> Tensor:
-    """Return the sum of the target scores of each assignment, as whole numbers, int64 [K].
-
-    They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.
-    """
-    sums = []
-    for each in assignments:
-        multiples = (each.target_score * FIXED_POINT).round().long()
-        sums.append(multiples.sum())
-    return torch.stack(sums)
-
-
-def normalizers(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sums of `fixed_point_sums` as numbers, at least 1, [K]."""
-    return (sums.to(dtype) / FIXED_POINT).clamp(min=1)
 
 
 def bin_entropy(logits: Tensor, distances: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ SETTINGS = [
 @pytest.mark.parametrize("seed", range(16))
 def test_assignment_equals_slow_loops(seed, settings, monkeypatch):
     # from one target at a time to all of them
-    module = importlib.import_module("models.assign.task_aligned")
+    module = importlib.import_module("models.assign.row_blocks")
     monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (4 + seed))
     predictions, targets = random_predictions(3, seed), random_targets(5 + 2 * seed, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2

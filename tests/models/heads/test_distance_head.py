@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from models.detector import count_parameters
-from models.heads.distance import DistanceHead, DualDistanceHead, boxes_around, sides_of
+from models.heads.distance import DistanceHead, DualDistanceHead, sides_of
+from models.heads.point_distance import boxes_around
 from models.weights.transfer import transfer
 from tests.models.test_detector import checked, randomize_statistics
 
@@ -139,7 +140,7 @@ def test_sides_are_means_of_distributions():
 def test_boxes_around_inverts_distances():
     boxes, cells = torch.tensor([[3.0, 1, 9, 4], [0, 0, 2, 2]]), torch.tensor([[5.0, 2], [7, 7]])
     sides = torch.cat([cells + 0.5 - boxes[:, :2], boxes[:, 2:] - cells - 0.5], 1)
-    torch.testing.assert_close(boxes_around(sides, cells), boxes)
+    torch.testing.assert_close(boxes_around(sides, cells, 0.5), boxes)
 
 
 @each_kind

@@ -14,13 +14,8 @@ from models import LossGains, build_loss
 from models.assign.targets import pad_targets
 from models.assign.task_aligned import ScoredAssignment
 from models.heads.distance import DistanceHead, DualDistanceHead
-from models.losses.distance import (
-    DistanceLoss,
-    DualDistanceLoss,
-    bin_entropy,
-    fixed_point_sums,
-    normalizers,
-)
+from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy
+from models.losses.point_distance import fixed_point_sums, normalizers
 from tests.models.assign.test_task_aligned import (
     CLASSES,
     SIDE,
