@@ -32,6 +32,35 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
     >>> iou_of_pairs(boxes, targets).item()  # 2 / (4 + 4 - 2)
     0.3333333432674408
     """
+    overlap, union = _overlap_and_union(boxes_xyxy, targets_xyxy)
+    return overlap / union.clamp(min=torch.finfo(overlap.dtype).tiny)
+
+
+def generalized_iou(boxes_xyxy: Tensor, targets_xyxy: Tensor, eps: float = 1e-6) -> Tensor:
+    """Return the generalized IoU (GIoU) of box i with target i: [N], in [-1, 1].
+
+    It is the IoU minus the share of the smallest box around both that neither covers. Both inputs
+    are [N, 4] in the same unit; the areas of the union and of the box around both are at least eps,
+    which prevents a division by zero. For an inverted box, whose right side is to the left of its
+    left side or whose bottom is above its top, the value is finite, without a meaning.
+
+    Source: Rezatofighi et al., Generalized IoU (arXiv 1902.09630), algorithm 1.
+
+    >>> boxes, targets = torch.tensor([[0., 0., 2., 2.]]), torch.tensor([[2., 0., 4., 4.]])
+    >>> generalized_iou(boxes, targets).item()  # 0 - (4 * 4 - 12) / (4 * 4)
+    -0.25
+    """
+    overlap, union = _overlap_and_union(boxes_xyxy, targets_xyxy)
+    union = union.clamp(min=eps)
+
+    hull_low = torch.minimum(boxes_xyxy[..., :2], targets_xyxy[..., :2])
+    hull_high = torch.maximum(boxes_xyxy[..., 2:], targets_xyxy[..., 2:])
+    hull = _area((hull_high - hull_low).clamp(min=0)).clamp(min=eps)
+    return overlap / union - (hull - union) / hull
+
+
+def _overlap_and_union(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the areas that box i and target i have in common, and that they cover, [N] each."""
     low = boxes_xyxy[..., :2]
     high = boxes_xyxy[..., 2:]
     target_low = targets_xyxy[..., :2]
@@ -43,8 +72,7 @@ def iou_of_pairs(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> Tensor:
 
     area = _area(high - low)
     target_area = _area(target_high - target_low)
-    union = area + target_area - overlap
-    return overlap / union.clamp(min=torch.finfo(overlap.dtype).tiny)
+    return overlap, area + target_area - overlap
 
 
 def _area(size: Tensor) -> Tensor:

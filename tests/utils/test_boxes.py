@@ -4,10 +4,16 @@ import math
 
 import pytest
 import torch
-from torchvision.ops import complete_box_iou_loss
+from torchvision.ops import complete_box_iou_loss, generalized_box_iou_loss
 
 from tests.support.boxes import to_xyxy
-from utils.boxes import complete_iou, complete_iou_of_terms, complete_iou_terms, to_cxcywh
+from utils.boxes import (
+    complete_iou,
+    complete_iou_of_terms,
+    complete_iou_terms,
+    generalized_iou,
+    to_cxcywh,
+)
 
 
 def random_boxes(count: int, seed: int) -> torch.Tensor:
@@ -46,6 +52,24 @@ def test_complete_iou_equals_torchvision():
     ours, theirs = random_boxes(2000, 1), random_boxes(2000, 2)
     wanted = 1 - complete_box_iou_loss(to_xyxy(ours), to_xyxy(theirs))
     torch.testing.assert_close(complete_iou(ours, theirs), wanted, rtol=0, atol=1e-5)
+
+
+def test_generalized_iou_by_hand_and_by_torchvision():
+    # Boxes 0 to 4 x 0 to 2 and 2 to 4 x 0 to 4: overlap 4, union 8 + 8 - 4 = 12, hull 4 x 4 = 16.
+    boxes, targets = torch.tensor([[0.0, 0, 4, 2]]), torch.tensor([[2.0, 0, 4, 4]])
+    assert generalized_iou(boxes, targets).item() == pytest.approx(4 / 12 - 4 / 16)
+    ours, theirs = to_xyxy(random_boxes(2000, 1)), to_xyxy(random_boxes(2000, 2))
+    wanted = 1 - generalized_box_iou_loss(ours, theirs)
+    torch.testing.assert_close(generalized_iou(ours, theirs), wanted, rtol=0, atol=1e-5)
+    assert generalized_iou(ours[:0], theirs[:0]).shape == (0,)
+
+
+def test_generalized_iou_of_empty_and_inverted_boxes_is_finite():
+    boxes = torch.tensor([[1.0, 1, 1, 1], [4, 4, 2, 2], [4, 0, 2, 2]], requires_grad=True)
+    giou = generalized_iou(boxes, torch.tensor([[1.0, 1, 1, 1], [0, 0, 8, 8], [0, 0, 8, 8]]))
+    giou.sum().backward()
+    assert giou.isfinite().all()
+    assert boxes.grad.isfinite().all()
 
 
 def test_complete_iou_of_all_pairs_by_their_terms_is_bit_identical():
