@@ -110,6 +110,7 @@ HEAD_ARGS: dict[str, Any] = {
     "DecoupledDetect": ["nc"],
     "DistanceDetect": ["nc"],
     "DualDistanceDetect": ["nc"],
+    "SharedDistanceDetect": ["nc"],
 }
 
 

@@ -4,6 +4,8 @@ from models.heads.anchor_based import AnchorBasedHead
 from models.heads.base import Head, Raw
 from models.heads.decoupled import DecoupledHead
 from models.heads.distance import DistanceHead, DualDistanceHead
+from models.heads.point_distance import PointDistanceHead
+from models.heads.shared_distance import SharedDistanceHead
 
 __all__ = [
     "AnchorBasedHead",
@@ -11,5 +13,7 @@ __all__ = [
     "DistanceHead",
     "DualDistanceHead",
     "Head",
+    "PointDistanceHead",
     "Raw",
+    "SharedDistanceHead",
 ]

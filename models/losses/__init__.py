@@ -4,6 +4,7 @@ from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.base import Loss, LossGains
 from models.losses.decoupled import DecoupledLoss
 from models.losses.distance import DistanceLoss, DualDistanceLoss
+from models.losses.shared_distance import SharedDistanceLoss
 
 __all__ = [
     "AnchorBasedLoss",
@@ -12,4 +13,5 @@ __all__ = [
     "DualDistanceLoss",
     "Loss",
     "LossGains",
+    "SharedDistanceLoss",
 ]

@@ -27,6 +27,7 @@ TABLES: dict[str, dict[str, Any]] = {  # one per kind of loss
     "Detect": read_table(MICRO),
     "DecoupledDetect": micro_table("DecoupledDetect", "nc"),
     "DualDistanceDetect": micro_table("DualDistanceDetect", "nc", 1, True),  # twice DistanceDetect
+    "SharedDistanceDetect": micro_table("SharedDistanceDetect", "nc", True),
 }
 IMAGES, SIDE, CLASSES = 2, 64, 3
 Graph = Callable[..., Any]

@@ -30,6 +30,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None]] = {
     "every layer, DecoupledDetect": (read_table(EVERY_LAYER), None),
     "DualDistanceDetect": (micro_table("DualDistanceDetect", "nc", 16, True), NMS),
     "DistanceDetect": (micro_table("DistanceDetect", "nc", 1), NMS),
+    "SharedDistanceDetect": (micro_table("SharedDistanceDetect", "nc"), NMS),
     "AnchorFree": (micro_table("AnchorFree", "nc"), NMS),  # of the tests
 }
 FIXED_SIZE = {"canvas": (64, 64)}
@@ -37,6 +38,7 @@ GRAPH_FIELDS: dict[str, dict[str, Any]] = {
     "every layer, DecoupledDetect": {},  # any size
     "DualDistanceDetect": {},  # its branches and boxes are those of DistanceDetect
     "DistanceDetect": FIXED_SIZE,
+    "SharedDistanceDetect": FIXED_SIZE,
     "AnchorFree": FIXED_SIZE,
 }
 

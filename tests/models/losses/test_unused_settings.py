@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from models import build_model
+from models.detector import Detector
 from models.head_registry import HEADS, build_loss
 from models.losses import LossGains
+from tests.support.exporting import micro_table
 from training.settings.groups import loss_gains
 from training.settings.hyperparameters import Hyp
 
@@ -28,7 +30,14 @@ MODELS = {
     "yolox_nano": "DecoupledDetect",
     "yolo11n": "DistanceDetect",
     "yolo26n": "DualDistanceDetect",
+    "micro": "SharedDistanceDetect",
 }
+
+
+def build(name: str) -> Detector:
+    torch.manual_seed(0)
+    table = micro_table(MODELS[name], "nc", True) if name == "micro" else name
+    return build_model(table, 3).eval()
 
 
 def test_every_head_is_tested():
@@ -38,8 +47,7 @@ def test_every_head_is_tested():
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_unused_settings_are_named_and_have_no_effect(name):
-    torch.manual_seed(0)
-    model = build_model(name, 3).eval()
+    model = build(name)
     raw = model(torch.rand(1, 3, 64, 64))
     uses = HEADS[MODELS[name]].loss.uses
     plain = build_loss(model.head, LossGains())(raw, TARGETS)
@@ -64,8 +72,7 @@ def test_defaults_and_names_are_those_of_hyper_parameter_files():
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_class_weights_of_one_change_nothing_and_other_numbers_are_refused(name):
-    torch.manual_seed(0)
-    model = build_model(name, 3).eval()
+    model = build(name)
     raw = model(torch.rand(1, 3, 64, 64))
     plain = build_loss(model.head, LossGains())(raw, TARGETS)
     ones = build_loss(model.head, LossGains(class_weights=(1.0, 1.0, 1.0)))(raw, TARGETS)
