@@ -1,6 +1,6 @@
 """Read the pickled modules in checkpoints of YOLOv5 and Ultralytics as data.
 
-None of their code is run (utils/files/pickled.py). L levels of the head, A anchors per level.
+None of their code is run (utils/files/pickled/). L levels of the head, A anchors per level.
 """
 
 import re
@@ -16,13 +16,13 @@ from models.weights.external import external_errors, read_state
 from utils.files.pickled import (
     MAPPINGS,
     MAX_DEPTH,
-    Archive,
     ClassName,
     Record,
+    SavedFile,
     TensorReader,
     is_args,
     mapping_entries,
-    open_limited,
+    open_saved,
 )
 from utils.printable import excerpt
 
@@ -81,15 +81,14 @@ def read_external(path: Path) -> ExternalCheckpoint:
     Raises ValueError if there is no such file, if it cannot be read without running its code, or if
     the model is not for detection.
     """
-    with external_errors(path), open_limited(path) as file:
-        archive = Archive(file)
-        module = _module(archive.unpickled())
+    with external_errors(path), open_saved(path) as saved:
+        module = _module(saved.unpickled())
         if module is None:
             raise ValueError("it holds no module of YOLOv5 or Ultralytics")
 
         modules = _walk(module)
         task = other_task(modules)
-        external = None if task else _external(path, archive, modules)
+        external = None if task else _external(path, saved, modules)
 
     if external is None:
         raise ValueError(f"{path}: is a model for {task}; only detection models can be used")
@@ -113,19 +112,19 @@ def other_task(modules: list[tuple[str, Record]]) -> str:
 def holds_module(path: Path) -> bool:
     """Whether a file's pickle holds another project's module, which `read_external` can read."""
     try:
-        with open_limited(path) as file:
-            module = _module(Archive(file).unpickled())
+        with open_saved(path) as saved:
+            module = _module(saved.unpickled())
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     return module is not None
 
 
 def _external(
-    path: Path, archive: Archive, modules: list[tuple[str, Record]]
+    path: Path, saved: SavedFile, modules: list[tuple[str, Record]]
 ) -> ExternalCheckpoint:
     """Return what is read of a checkpoint. modules: all of its model's, as `_walk` returns them."""
     attributes = _attributes(modules[0][1])
-    reader = TensorReader(archive)
+    reader = TensorReader(saved)
     state = read_state(_tensors(modules), reader)
 
     table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))

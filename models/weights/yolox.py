@@ -1,6 +1,6 @@
 """Read checkpoints of YOLOX: state dicts of its authors' modules, converted to a Detector.
 
-They are read as data (utils/files/pickled.py); none of their code is run.
+They are read as data (utils/files/pickled/); none of their code is run.
 """
 
 import re
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from models.detector import Detector, check_shapes, mismatched_tensors
 from models.table import load_model_table, resolve
+from models.weights.coco_names import default_names
 from models.weights.external import conversion_errors, external_errors, read_state
-from utils.files.pickled import Archive, TensorReader, mapping_entries, open_limited
+from utils.files.pickled import TensorReader, mapping_entries, open_saved
 from utils.printable import excerpt
 
 STEM = "backbone.backbone.stem.conv."
@@ -40,98 +41,14 @@ ROWS = {
     "backbone.C3_n4": 23,
     "head": 24,
 }
-# Its checkpoints hold no names. These are the 80 classes of COCO in their usual order, as in
-# data/coco.yaml.
-COCO_NAMES = [
-    "person",
-    "bicycle",
-    "car",
-    "motorcycle",
-    "airplane",
-    "bus",
-    "train",
-    "truck",
-    "boat",
-    "traffic light",
-    "fire hydrant",
-    "stop sign",
-    "parking meter",
-    "bench",
-    "bird",
-    "cat",
-    "dog",
-    "horse",
-    "sheep",
-    "cow",
-    "elephant",
-    "bear",
-    "zebra",
-    "giraffe",
-    "backpack",
-    "umbrella",
-    "handbag",
-    "tie",
-    "suitcase",
-    "frisbee",
-    "skis",
-    "snowboard",
-    "sports ball",
-    "kite",
-    "baseball bat",
-    "baseball glove",
-    "skateboard",
-    "surfboard",
-    "tennis racket",
-    "bottle",
-    "wine glass",
-    "cup",
-    "fork",
-    "knife",
-    "spoon",
-    "bowl",
-    "banana",
-    "apple",
-    "sandwich",
-    "orange",
-    "broccoli",
-    "carrot",
-    "hot dog",
-    "pizza",
-    "donut",
-    "cake",
-    "chair",
-    "couch",
-    "potted plant",
-    "bed",
-    "dining table",
-    "toilet",
-    "tv",
-    "laptop",
-    "mouse",
-    "remote",
-    "keyboard",
-    "cell phone",
-    "microwave",
-    "oven",
-    "toaster",
-    "sink",
-    "refrigerator",
-    "book",
-    "clock",
-    "vase",
-    "scissors",
-    "teddy bear",
-    "hair drier",
-    "toothbrush",
-]
 DEPTHS = {3: 0.33, 6: 0.67, 9: 1.0, 12: 1.33}  # depth multiple of a number of bottlenecks
 
 
 def is_yolox(path: Path) -> bool:
     """Whether a file is a checkpoint of YOLOX, which `load_yolox` can read."""
     try:
-        with open_limited(path) as file:
-            return f"{STEM}conv.weight" in _entries(Archive(file).unpickled())
+        with open_saved(path) as saved:
+            return f"{STEM}conv.weight" in _entries(saved.unpickled())
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
 
@@ -143,15 +60,11 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     if the file cannot be read, or is not one of the models of models/yolox*.yaml in any depth and
     width.
     """
-    with external_errors(path), open_limited(path) as file:
-        archive = Archive(file)
-        state = read_state(_entries(archive.unpickled()).items(), TensorReader(archive))
+    with external_errors(path), open_saved(path) as saved:
+        state = read_state(_entries(saved.unpickled()).items(), TensorReader(saved))
     with conversion_errors(path):
         model = _detector(state, path.name)
-
-    if model.num_classes == len(COCO_NAMES):
-        return model, COCO_NAMES
-    return model, [str(number) for number in range(model.num_classes)]
+    return model, default_names(model.num_classes)
 
 
 def _entries(loaded: Any) -> dict[Any, Any]:

@@ -17,8 +17,9 @@ from models import build_model
 from models.detector import Detector
 from models.nms import non_max_suppression
 from models.table import load_model_table
+from models.weights.coco_names import COCO_NAMES
 from models.weights.kestrel import load_detector
-from models.weights.yolox import COCO_NAMES, is_yolox, load_yolox
+from models.weights.yolox import is_yolox, load_yolox
 from tests.support.boxes import to_xyxy
 from tests.support.yolox import FIXTURES, SHARED, narrow_state, to_yolox_state
 from utils.images.opencv import cv2
@@ -100,13 +101,14 @@ def test_written_state_is_read_back(model, tmp_path):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_state_alone_and_state_of_ddp_are_read(tmp_path):
+def test_state_alone_of_ddp_and_in_the_older_layout_are_read(tmp_path):
     model = build_model("yolox_nano", 4)
     state = to_yolox_state(model)
     torch.save(state, tmp_path / "alone.pth")
     save(tmp_path / "ddp.pth", {f"module.{key}": value for key, value in state.items()})
     expected = load_yolox(save(tmp_path / "a.pth", state))[0].state_dict()
-    for name in ("alone.pth", "ddp.pth"):
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    for name in ("alone.pth", "ddp.pth", "old.pth"):
         found = load_detector(tmp_path / name)[0].state_dict()
         assert all(value.equal(expected[key]) for key, value in found.items())
 
