@@ -61,10 +61,20 @@ class TemporaryError(FaultError):
 
 
 class Source(NamedTuple):
-    """A file's URL, and its SHA-256 in hexadecimal digits, "" if unknown."""
+    """A file's URL, and its SHA-256 in hexadecimal digits, "" if unknown.
+
+    sha256_prefix: its first digits, where no more are known. They find damage; who wants to can
+    make another file with the same ones.
+    """
 
     url: str
     sha256: str = ""
+    sha256_prefix: str = ""
+
+    @property
+    def digits(self) -> str:
+        """Return the digits that are known of its SHA-256."""
+        return (self.sha256 or self.sha256_prefix).lower()
 
     def __str__(self) -> str:
         name = urlsplit(self.url).path.rpartition("/")[2] or "a file"
@@ -130,7 +140,7 @@ def fetch(
     fetch to a target.
 
     Args:
-        source: the URL, and the SHA-256 if it is known.
+        source: the URL, and the SHA-256 or its first digits, if they are known.
         target: the file.
         limit: bytes.
         stall_s: seconds without a byte after which a try fails.
@@ -146,15 +156,16 @@ def fetch(
     # Once more from the start if pieces of two versions were put together.
     for last in (False, True):
         with tqdm(unit="B", unit_scale=True, desc=str(source), disable=None, leave=False) as bar:
-            transfer = _Transfer(part, bar, limit, stall_s, may_resume=bool(source.sha256))
+            transfer = _Transfer(part, bar, limit, stall_s, may_resume=bool(source.digits))
             is_pieced = transfer.complete(pauses_s)
 
         digest = sha256_of(part.file)
-        if digest == (source.sha256.lower() or digest):
+        if digest.startswith(source.digits):
             break
         part.forget()
         if last or not is_pieced:  # else it may mix two versions: servers do not always say
-            mismatch = f"the SHA-256 of {source} is {digest}, expected {source.sha256.lower()}"
+            expected = source.digits if source.sha256 else f"{source.digits}..."
+            mismatch = f"the SHA-256 of {source} is {digest}, expected {expected}"
             raise FaultError(f"{mismatch}: it is not the expected file, and was removed")
 
     with name_os_errors(target), open(part.file, "rb+") as file:
