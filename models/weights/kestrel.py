@@ -17,7 +17,8 @@ from models.table import model_names
 from models.weights.conversion import load_module
 from models.weights.external import WRONG_CONTENT
 from models.weights.pickled_module import holds_module
-from models.weights.pretrained import where_published
+from models.weights.pretrained import require_published_digest, where_published
+from models.weights.rtmdet import is_rtmdet, load_rtmdet
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.files.folders import best_checkpoint_in
@@ -31,7 +32,11 @@ WHERE_WEIGHTS_COME_FROM = (
 # files that val.py and detect.py run, but that are not trained
 EXPORTED = (*(each.file_suffix for each in FORMATS.values()), ".engine")
 # of other projects: whether a file is such a checkpoint, and its reader
-EXTERNAL = ((holds_module, load_module), (is_yolox, load_yolox))
+EXTERNAL = (
+    (holds_module, load_module),
+    (is_yolox, load_yolox),
+    (is_rtmdet, load_rtmdet),
+)
 
 
 def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]:
@@ -61,11 +66,13 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
 def _load_external(path: Path, own_error: ValueError) -> tuple[Detector, list[str]]:
     """Return the detector in another project's checkpoint, and its class names.
 
-    Raises `own_error`, why it is none of ours, if no reader knows it.
+    Raises `own_error`, why it is none of ours, if no reader knows it; but if it has the name of a
+    published file and another digest, an error that says so.
     """
     for knows, read in EXTERNAL:
         if knows(path):
             return read(path)
+    require_published_digest(path)
     raise own_error
 
 
