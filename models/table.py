@@ -7,13 +7,11 @@ multiplies them, may be left out.
 
 Optional entries are the same for all models of a table. `batch_norm: {eps: 1.0e-5, momentum: 0.1}`
 is that of all its batch normalizations; the default is 0.001 and 0.03. `channel_multiple: 1`:
-scaled channels are rounded up to a multiple of it; the default is 8.
+scaled channels are rounded up to a multiple of it; the default is 8. `letterbox: top_left`: the
+model takes images at the top left of the canvas; the default is the center.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
-
-`letterbox: top_left`, another optional entry, is that of a model that takes images at the top left
-of the canvas; the default is the center.
 """
 
 import math
