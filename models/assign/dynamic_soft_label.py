@@ -67,8 +67,8 @@ def dynamic_soft_label(
     has_area = (targets[:, 4:] > targets[:, 2:4]).all(1)
     is_object = (class_id >= 0) & has_area
 
-    # The predictions that cannot be assigned. That of one that is not finite would not be 0, and
-    # its target score, which all processes share, not finite.  [B, N]
+    # The predictions that cannot be assigned: without a point in a box, or not finite, so that the
+    # sum of target scores, which all processes share, stays finite.  [B, N]
     inside_levels = cells_inside(targets, is_object, images, strides, grids, offset=0.0)
     inside = torch.cat([level.flatten(1) for level in inside_levels], 1)
     background = _background(classes, dtype)
@@ -81,11 +81,7 @@ def dynamic_soft_label(
     stride = cell_strides[:, 0]
     predicted = PredictedBoxes(boxes_xyxy)
 
-    # The least cost of each prediction, and the first target that has it; updated with every block
-    # of targets.  [B, N]
-    least_cost = boxes_xyxy.new_full((images, predictions_per_image), torch.inf)
-    nobody = len(targets)
-    cheapest_target = torch.full_like(least_cost, nobody, dtype=torch.int32)
+    minima = CheapestTargets(len(targets), background)
     slots = min(MAX_PER_BOX, predictions_per_image)
 
     def cheapest(
@@ -108,29 +104,19 @@ def dynamic_soft_label(
         distance = (x - center_x).square_().add_((y - center_y).square_()).sqrt_().div_(stride)
         cost.add_(distance.sub_(NEAR).mul_(log(10)).exp_())
         cost.masked_fill_(is_excluded, torch.inf)
-
-        # The least costs so far. The first target has it, if several have: those of earlier blocks
-        # are kept unless a cost is lower.
-        least_before = least_cost.clone()
-        places = image[:, None].expand_as(cost)
-        least_cost.scatter_reduce_(0, places, cost, "amin")
-        claimant = torch.where(cost == least_cost.index_select(0, image), row[:, None], nobody)
-        first = torch.full_like(cheapest_target, nobody)
-        first.scatter_reduce_(0, places, claimant, "amin")
-        cheapest_target.copy_(torch.where(least_cost < least_before, first, cheapest_target))
-
+        minima.update(row, image, cost)
         least, number = cost.topk(slots, 1, largest=False)
         return least, number, k
 
     rows = pairs_at_a_time(targets.device) // max(predictions_per_image, 1)
-    row = torch.arange(nobody, device=targets.device, dtype=torch.int32)
+    row = torch.arange(len(targets), device=targets.device, dtype=torch.int32)
     cost, number, k = in_row_blocks(cheapest, rows, row, image, class_id, boxes, is_object)
 
     # Each target takes its k predictions of least cost, and each prediction goes to one target.
     rank = torch.arange(slots, device=targets.device)
     taken = (rank < k) & cost.isfinite()
     prediction = image[:, None] * predictions_per_image + number  # [T, K]
-    target, valid = cheapest_takers(prediction, taken, cheapest_target.flatten().long())
+    target, valid = cheapest_takers(prediction, taken, minima.target.flatten().long())
 
     # The target scores; those of entries that are not valid may be NaN before.
     prediction = distribute_invalid(prediction.flatten(), valid, predictions)
@@ -139,6 +125,33 @@ def dynamic_soft_label(
     return ScoredAssignment(
         prediction=prediction, target=target, target_score=iou.where(valid, 0), valid=valid
     )
+
+
+class CheapestTargets:
+    """The least cost of each prediction so far, and the first target that has it.
+
+    Targets come in blocks, so that no table of all targets and predictions is needed.
+
+    targets: T. reference: [B, N], for shape, dtype and device.
+    """
+
+    def __init__(self, targets: int, reference: Tensor) -> None:
+        self.nobody = targets
+        self.cost = torch.full_like(reference, torch.inf)
+        self.target = torch.full_like(reference, targets, dtype=torch.int32)  # T: none
+
+    def update(self, row: Tensor, image: Tensor, cost: Tensor) -> None:
+        """Take in the next targets, `row` of `image`, [rows] each, with `cost` [rows, N]."""
+        cost_before = self.cost.clone()
+        places = image[:, None].expand_as(cost)
+        self.cost.scatter_reduce_(0, places, cost, "amin")
+
+        # Targets of earlier blocks are kept unless a cost is lower.
+        is_least = cost == self.cost.index_select(0, image)
+        claimant = torch.where(is_least, row[:, None], self.nobody)
+        first = torch.full_like(self.target, self.nobody)
+        first.scatter_reduce_(0, places, claimant, "amin")
+        self.target = torch.where(self.cost < cost_before, first, self.target)
 
 
 def _background(classes: Tensor, dtype: torch.dtype) -> Tensor:
