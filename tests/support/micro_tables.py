@@ -8,7 +8,7 @@ HEADS = {  # rows that replace those of micro.yaml's head
     "decoupled": "[[2, 3, 4], 1, DecoupledDetect, [nc]]",
     "distance": "[[2, 3, 4], 1, DistanceDetect, [nc, 16]]",
     "distance_plain": "[[2, 3, 4], 1, DistanceDetect, [nc, 1, True]]",
-    "shared": "[[2, 3, 4], 1, SharedDistanceDetect, [nc]]",
+    "shared": "[[2, 3, 4], 1, SharedDistanceDetect, [nc, True]]",
     # Behind self-attention, which needs 128 channels.
     "dual": "[-1, 1, Conv, [1024, 1, 1]]\n  - [-1, 1, C2PSA, [1024]]\n"
     "  - [[2, 3, 6], 1, DualDistanceDetect, [nc, 1, True]]",
