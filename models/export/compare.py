@@ -38,7 +38,8 @@ class Tolerance:
 
     def of_boxes(self, boxes: Tensor) -> Tensor:
         """Return the allowed differences of boxes [..., 4], without `pixels`."""
-        sides = (boxes[..., 2:] - boxes[..., :2]).amax(-1, keepdim=True)
+        # Linear distances may be negative: such a box is inverted.
+        sides = (boxes[..., 2:] - boxes[..., :2]).abs().amax(-1, keepdim=True)
         return self.of_coordinate * boxes.abs() + self.of_side * sides
 
 

@@ -51,6 +51,15 @@ def test_side_is_that_of_the_box():
         assert differences((changed, SCORES), (boxes, SCORES)).acceptable is acceptable
 
 
+def test_inverted_boxes_have_sides_too():
+    """Of -1,000 x -1,000 px: they may differ as much as others, and equal ones do not differ."""
+    boxes = torch.tensor([[[1000.0, 1000, 0, 0]]])
+    assert differences((boxes, SCORES), (boxes, SCORES)).acceptable
+    for change, acceptable in ((0.104, True), (0.106, False)):  # 0.005 + 1e-4 * 1,000 = 0.105 px
+        changed = boxes + torch.tensor([0, 0, change, 0])
+        assert differences((changed, SCORES), (boxes, SCORES)).acceptable is acceptable
+
+
 @pytest.mark.parametrize(
     ("score", "change", "acceptable"),
     [
