@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.head_registry import HEADS
-from models.table import KEYS
 from models.weights.coco_names import COCO_NAMES
 from models.weights.kestrel import load_detector
 from models.weights.rtmdet import (
@@ -32,10 +30,6 @@ from utils.files.pickled import open_saved
 
 needs_fixtures = pytest.mark.skipif(
     not FIXTURES.is_dir(), reason="../shared/fixtures/rtmdet is missing"
-)
-needs_family = pytest.mark.skipif(
-    "SharedDistanceDetect" not in HEADS or "letterbox" not in KEYS,
-    reason="the head of models/rtmdet.yaml, or the key `letterbox` of tables, is missing",
 )
 SHARED = "bbox_head.cls_convs.0.0.conv.weight"
 
@@ -260,7 +254,6 @@ def test_digits_in_the_name_are_compared(tiny, tmp_path):
 # ------------------------------------------------------------------------------------- models
 
 
-@needs_family
 @pytest.mark.parametrize("zipped", [True, False])
 def test_detector_of_a_users_own_checkpoint(tiny, tmp_path, zipped):
     meta = {"cfg": "exp_on_reg=True", "dataset_meta": {"classes": ("disc", "bar")}}
@@ -277,7 +270,6 @@ def test_detector_of_a_users_own_checkpoint(tiny, tmp_path, zipped):
     )
 
 
-@needs_family
 @needs_fixtures
 @pytest.mark.parametrize(
     ("file", "stored"),
