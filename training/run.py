@@ -35,7 +35,11 @@ from training.checkpoints.resume import (
 from training.checkpoints.status import RUNNING, write_status
 from training.global_batch import GlobalBatch
 from training.settings.augmentations import build_transforms, report_change, text_digest, with_text
-from training.settings.class_weights import choose_class_weights, describe_class_weights
+from training.settings.class_weights import (
+    choose_class_weights,
+    describe_class_weights,
+    file_of,
+)
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
@@ -49,7 +53,7 @@ from utils.files.folders import new_run_folder, remove_partial_files, require_wr
 from utils.files.writers import write_json, write_text, write_yaml
 from utils.log import FINISHED, Say
 from utils.metrics.fitness import Fitness, parse_fitness
-from utils.printable import counted
+from utils.printable import counted, printable
 
 TRANSFORMS = "augmentations.yaml"  # in the run folder: a copy of the file of --augmentations
 NOT_SEARCHED: Mapping[str, float] = {}
@@ -71,6 +75,7 @@ class Run:
     transforms: Transforms | None = None  # of --augmentations
     recipe: Recipe | None = None  # of a new run with --hyp auto
     searched: Mapping[str, float] = field(default_factory=dict)  # values that a search has chosen
+    class_weights_file: str = ""  # of --class-weights, "" if it names none
     folder: Path = Path()  # set by `open_folder`
 
     @property
@@ -82,7 +87,7 @@ class Run:
         """Raise ValueError if a resumed run was trained on other classes.
 
         Also if --fitness names a class that the data do not have. Logs a line if the images of a
-        resumed run have changed.
+        resumed run have changed, how often they are drawn, or the file of --class-weights.
         """
         self.fitness.require_classes(data.names)
         if self.saved is None:
@@ -97,6 +102,21 @@ class Run:
                 f"{data.file}: since {self.config.resume} was written the training images or their "
                 "labels have changed"
             )
+        elif description.draws not in ("", data.draws.digest()):
+            say(
+                f"{data.file}: since {self.config.resume} was written the weights of its data sets "
+                "have changed: images are drawn more or less often than before"
+            )
+        self._report_changed_class_weights(description.class_weights_file, data, say)
+
+    def _report_changed_class_weights(self, file: str, data: Dataset, say: Say) -> None:
+        """Log a line if the file of --class-weights has changed since the run began."""
+        with suppress(ValueError):  # it is gone, or is on another machine
+            if file and self._choose_class_weights((file,), data) != self.config.class_weights:
+                say(
+                    f"{printable(file)} has changed: the run keeps the class weights that it began "
+                    "with"
+                )
 
     def resolve_settings(
         self,
@@ -161,16 +181,15 @@ class Run:
         """Return the final value of --class-weights; log it."""
         if not self.config.class_weights:
             return ()
-        words = choose_class_weights(
-            self.config.class_weights,
-            data.names,
-            data.labels["train"],
-            data.draws,
-            known=data.spec.names,
-        )
+        words = self._choose_class_weights(self.config.class_weights, data)
         self.world.require_same("--class-weights", list(words))
         say(describe_class_weights(words))
         return words
+
+    def _choose_class_weights(self, given: tuple[str, ...], data: Dataset) -> tuple[str, ...]:
+        """Return NAME=WEIGHT for each class. given, errors: as for `choose_class_weights`."""
+        labels = data.labels["train"]
+        return choose_class_weights(given, data.names, labels, data.draws, known=data.spec.names)
 
     def _choose_recipe(self, data: Dataset, trained: TrainedWeights | None) -> None:
         cfg = self.config
@@ -201,6 +220,8 @@ class Run:
             names=data.names,
             data=str(data.file),
             images=data.digests["train"],
+            draws=data.draws.digest(),
+            class_weights_file=self.class_weights_file,
             config=self.config.as_dict(),
             hyp=self.hyp.as_dict(),
             versions={"kestrel": __version__, "torch": str(torch.__version__)},
@@ -333,7 +354,17 @@ def open_run(
     world.require_same("the command line", same)
     GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split
     transforms = build_transforms(cfg, say)
-    return Run(cfg, hyp, saved, attempt, world, transforms, searched=searched)
+    file = saved.description.class_weights_file if saved else file_of(cfg.class_weights)
+    return Run(
+        cfg,
+        hyp,
+        saved,
+        attempt,
+        world,
+        transforms,
+        searched=searched,
+        class_weights_file=file,
+    )
 
 
 def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[TrainConfig, Hyp]:

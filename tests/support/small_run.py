@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from data import Draws
 from training.checkpoints.contents import Description
 from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import SaveTrigger
@@ -75,6 +76,8 @@ def small_description(**config: Any) -> Description:
         names=NAMES,
         data="shapes.yaml",
         images="abc",
+        draws=Draws.once(200).digest(),
+        class_weights_file="",
         config=settings,
         hyp=hyp,
         versions={},

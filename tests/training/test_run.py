@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -113,10 +115,12 @@ class FakeData:
     digests: dict = field(default_factory=lambda: {"train": "abc", "val": "def"})
     labels: dict = field(default_factory=lambda: {"train": range(200), "val": range(9)})  # images
     chosen_words: tuple = ()
+    spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(names=NAMES))
+    factor: float = 1.0  # how often an epoch draws each image
 
     @property
     def draws(self) -> Draws:
-        return Draws.once(len(self.labels["train"]))
+        return Draws(np.full(len(self.labels["train"]), self.factor))
 
     def save(self, folder: Path) -> None:
         """Nothing: a user has written the YAML, unless is_written is set."""
@@ -175,7 +179,7 @@ def new_run(project, world=None, **flags):
     return opened(cfg, world, find_hyp=lambda name: HYPS / name)[0]
 
 
-def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
+def saved_run(folder, *, epochs=1, batch=0, hyp=None, class_weights_file="", **config):
     """The last.pt of a run that is interrupted after so many epochs and batches."""
     state = small_state()
     for _ in range(epochs):
@@ -185,6 +189,7 @@ def saved_run(folder, *, epochs=1, batch=0, hyp=None, **config):
     description = replace(
         small_description(**config), **({"hyp": Hyp(**hyp).as_dict()} if hyp else {})
     )
+    description = replace(description, class_weights_file=class_weights_file)
     last = run_folder(folder) / "weights" / "last.pt"
     checkpoint_file.save(last, state.checkpoint(description).as_dict())
     return last
@@ -395,6 +400,34 @@ def test_resumed_run_reports_changed_training_images(tmp_path):
     assert said == [
         f"shapes.yaml: since {last} was written the training images or their labels have changed"
     ]
+
+
+def test_resumed_run_reports_changed_weights(tmp_path):
+    """Those of data sets, which count from here on, and the file of class weights, which does not.
+
+    A checkpoint of an older format does not know how often images were drawn.
+    """
+    file, said = tmp_path / "weights.yaml", []
+    words = tuple(f"{name}=2.0" for name in NAMES)
+    last = saved_run(tmp_path / "exp", class_weights=words, class_weights_file=str(file))
+    run = resumed_run(last)
+    file.write_text("".join(f"{name}: 2\n" for name in NAMES))
+    run.check_data(FakeData(), said.append)
+    assert said == []
+
+    file.write_text(f"{NAMES[0]}: 3\n")
+    run.check_data(FakeData(factor=2.0), said.append)
+    assert said == [
+        f"shapes.yaml: since {last} was written the weights of its data sets have changed: images "
+        "are drawn more or less often than before",
+        f"{file} has changed: the run keeps the class weights that it began with",
+    ]
+
+    file.unlink()
+    older = replace(run.saved.description, draws="")
+    replace(run, saved=replace(run.saved, description=older)).check_data(
+        FakeData(factor=2.0), never
+    )
 
 
 def test_new_run_accepts_any_data(tmp_path):

@@ -15,7 +15,12 @@ from utils.printable import one_line
 # every change of an entry's meaning, settings included, and older formats are converted and read.
 # tests/training/checkpoints/test_contents.py fails if the entries or settings change and this does
 # not.
-FORMAT = 2
+FORMAT = 3
+# What formats do not have that came before: entries that were added after each of them.
+ADDED: dict[int, dict[str, Any]] = {
+    1: {"recorded": 0},
+    2: {"draws": "", "class_weights_file": ""},
+}
 MAX_BATCHES = 1 << 40  # of an epoch; larger numbers are damage
 
 
@@ -27,6 +32,8 @@ class Description:
     names: list[str]  # of the classes
     data: str  # path of the data YAML
     images: str  # digest of the training images' labels
+    draws: str  # digest of how often an epoch draws each; "" in checkpoints of older formats
+    class_weights_file: str  # of --class-weights, "" if it names none
     config: dict[str, Any]
     hyp: dict[str, float]
     versions: dict[str, str]
@@ -120,8 +127,11 @@ def checked_checkpoint(path: str, saved: dict[str, Any]) -> Checkpoint:
             f"{path}: contains no training state to resume; fine-tune from it with --weights"
         )
     file_format = saved.get("format")
-    if type(file_format) is int and file_format == 1:  # before there were loggers
-        saved = {**saved, "recorded": 0, "format": FORMAT}
+    if type(file_format) is int and file_format in ADDED:
+        saved = {**saved, "format": FORMAT}
+        for older, entries in ADDED.items():
+            if file_format <= older:
+                saved |= entries
         file_format = FORMAT
     if type(file_format) is not int or file_format != FORMAT:
         raise ValueError(f"{path}: {written_by_another_version(file_format)}")

@@ -45,8 +45,8 @@ def choose_class_weights(
         boxes = boxes_per_class(labels, draws.factors, len(names))
         weights = inverse_root_weights(boxes).clip(MIN_WEIGHT, MAX_WEIGHT)
         of_class = dict(zip(names, weights.tolist(), strict=True))
-    elif len(given) == 1 and _is_file(given[0]):
-        of_class = _read_file(Path(given[0]), all_names)
+    elif file := file_of(given):
+        of_class = _read_file(Path(file), all_names)
     else:
         of_class = _read_words(given, all_names)
     return tuple(f"{name}={of_class.get(name, 1.0)!r}" for name in names)
@@ -77,6 +77,12 @@ def describe_class_weights(words: Sequence[str]) -> str:
         half = SHOWN_CLASSES // 2
         texts = [*texts[:half], "...", *texts[-half:]]
     return f"--class-weights: {', '.join(texts)}"
+
+
+def file_of(given: Sequence[str]) -> str:
+    """Return the file that the value of --class-weights names; "" if it names none."""
+    names_one = len(given) == 1 and given[0] != AUTO and _is_file(given[0])
+    return given[0] if names_one else ""
 
 
 def _is_file(word: str) -> bool:

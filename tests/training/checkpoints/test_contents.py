@@ -38,9 +38,16 @@ def entries(**changes):
 
 def test_checkpoint_from_before_the_loggers_can_be_resumed():
     saved = entries(format=1, epoch=1)
-    del saved["recorded"]
+    del saved["recorded"], saved["draws"], saved["class_weights_file"]
     checkpoint = checked_checkpoint("last.pt", saved)
     assert (checkpoint.recorded, checkpoint.format) == (0, FORMAT)
+
+
+def test_checkpoint_that_does_not_say_how_often_images_are_drawn_can_be_resumed():
+    saved = entries(format=2, recorded=7)
+    del saved["draws"], saved["class_weights_file"]
+    checkpoint = checked_checkpoint("last.pt", saved)
+    assert (checkpoint.recorded, checkpoint.description.draws) == (7, "")
 
 
 def test_checkpoint_entries_round_trip():
@@ -88,7 +95,7 @@ def test_missing_checkpoint_cannot_be_read_for_resume(tmp_path):
 # The meaning of a checkpoint as one digest per format. If this test fails, the meaning has changed:
 # raise FORMAT, and only then write the new digest here; after the first release, convert the format
 # before.
-FORMAT_DIGESTS = {2: "eea5bdf835bfcd0d"}
+FORMAT_DIGESTS = {3: "9965e1d45de55ecb"}
 SETTINGS_OF_FORMAT_1 = """
 weights:str cfg:str data:list hyp:str epochs:int batch_size:int imgsz:int tile:int
 tile_overlap:float rect:bool resume:str nosave:bool noval:bool val_period:int noautoanchor:bool
