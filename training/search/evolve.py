@@ -1,12 +1,12 @@
 """--evolve: search for hyper-parameters by mutation, one training after another.
 
-The state of a search is in its folder: evolve.json (the flags), evolve.csv (a row per generation
-that is done) and generations/N (the run folder of each). What comes next follows from these, so a
-search that was killed continues as if it had not been: the generation that was interrupted resumes
-from its last.pt, or starts again if it has none.
+The state of a search is in its folder: evolve.json (the flags, and what the first generation has
+chosen for the data), evolve.csv (a row per generation that is done) and the run folder of the next
+one, generations/N. What comes next follows from these, so a search that was killed continues as if
+it had not been: the generation that was interrupted resumes from its last.pt, or starts again if it
+has none. Of the generations that are done no file is needed.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,13 +23,13 @@ from training.search.history import read_history, write_history
 from training.search.mutation import Generation, best_of, fixed_keys, next_hyp
 from training.search.outcome import (
     KEPT_METRICS,
-    RunSettings,
     failure_of,
     read_best_metrics,
     read_settings,
 )
+from training.search.state import Base, State, read_state, write_state
 from training.search.trial import Trial
-from training.settings.config import LISTS, TrainConfig, flag
+from training.settings.config import TrainConfig, flag
 from training.settings.hyperparameters import OPTIMIZER, Hyp
 from utils.distributed.memory import release_memory
 from utils.distributed.world import World
@@ -51,7 +51,6 @@ STATE = "evolve.json"
 HISTORY = "evolve.csv"
 BEST_HYP = "hyp_evolve.yaml"
 PICTURE = "evolve.png"
-MAX_STATE_BYTES = 2**20
 CHANGEABLE = (
     "download",
     "evolve",
@@ -84,7 +83,8 @@ def evolve(flags: TrainConfig, world: World, train: Train) -> None:
 class Search:
     """A search: its folder, the flags that it began with, and the generations that are done.
 
-    is_new: whether this process has created the folder.
+    is_new: whether this process has created the folder. base: None until the first generation is
+    done.
     """
 
     folder: Path
@@ -94,6 +94,7 @@ class Search:
     say: Say
     is_new: bool
     lock: FolderLock | None = None  # on rank 0
+    base: Base | None = None
 
     @property
     def command(self) -> str:
@@ -150,6 +151,7 @@ class Search:
             result = asdict(self._result(number, failure))
         generation = Generation(**self.world.broadcast_object(result))
         self.generations.append(generation)
+        self._base()  # stored before the row, so that the first run folder is not needed again
         if self.world.is_main:
             write_history(self.folder / HISTORY, self.generations)
         self.say(self._describe(generation))
@@ -204,10 +206,30 @@ class Search:
                 checkpoint = str(last)
         return str(self.world.broadcast_object(checkpoint))
 
-    def _base(self) -> RunSettings:
-        """Return the settings of the first generation."""
-        own = asdict(read_settings(self.run_folder(0))) if self.world.is_main else None
-        return RunSettings(**self.world.broadcast_object(own))
+    def _base(self) -> Base:
+        """Return what the first generation has chosen; write it into evolve.json once.
+
+        Raises ValueError if it is nowhere.
+        """
+        if self.base is None:
+            own = asdict(self._read_base()) if self.world.is_main else None
+            self.base = Base(**self.world.broadcast_object(own))
+            if self.world.is_main:
+                write_state(self.folder / STATE, State(self.config, self.base))
+        return self.base
+
+    def _read_base(self) -> Base:
+        """Return what the run folder of the first generation says. Raises ValueError."""
+        run = self.run_folder(0)
+        try:
+            settings = read_settings(run)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{printable(run)}: does not say the optimizer and the batch size of the search's "
+                f"first training ({one_line(error)}); put its hyp.yaml and args.yaml back, or "
+                "begin a new search with --evolve"
+            ) from None
+        return Base(settings.optimizer, settings.batch_size)
 
     def _result(self, number: int, failure: str) -> Generation:
         """Return a generation that was trained, from the files of its run folder."""
@@ -232,13 +254,16 @@ class Search:
 
     def refresh(self) -> None:
         """Write the best hyper-parameters and the picture, and remove weights nobody needs."""
-        if not self.world.is_main or not self.generations:
+        if not self.generations:
+            return
+        base = self._base()
+        if not self.world.is_main:
             return
         from utils.plots.search import plot_search  # loads matplotlib
 
         best = best_of(self.generations)
         if best:
-            self._write_best(best)
+            self._write_best(best, base.optimizer)
         plot_search(self.folder / HISTORY, self.folder / PICTURE, list(Hyp().as_dict()))
         for generation in self.generations:
             weights = self.run_folder(generation.number) / "weights"
@@ -248,9 +273,8 @@ class Search:
                 shutil.rmtree(weights, ignore_errors=True)
             (weights / "last.pt").unlink(missing_ok=True)
 
-    def _write_best(self, best: Generation) -> None:
-        settings = read_settings(self.run_folder(best.number))
-        values = yaml.safe_dump({OPTIMIZER: settings.optimizer} | settings.hyp, sort_keys=False)
+    def _write_best(self, best: Generation, optimizer: str) -> None:
+        values = yaml.safe_dump({OPTIMIZER: optimizer, **best.hyp}, sort_keys=False)
         title = (
             f"# the best of {counted(len(self.generations), 'generation')}: "
             f"number {best.number}, fitness {best.fitness:.5g}\n"
@@ -305,8 +329,7 @@ def open_search(flags: TrainConfig, world: World, say: Say) -> Search:
     if world.is_main:
         (search.folder / METRICS).unlink(missing_ok=True)
         remove_partial_files(search.folder)
-        state = {"flags": search.config.as_dict(), "given": sorted(search.config.given)}
-        write_json(search.folder / STATE, state)
+        write_state(search.folder / STATE, State(search.config, search.base))
         if any(attempt.marks):
             write_json(search.folder / MARKS, attempt.marks)
     return search
@@ -358,15 +381,16 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
 
     Raises ValueError if it is done, or another process is at it.
     """
+    state = read_state(folder / STATE, world)
     # never from a file, which may be a stranger's
-    config = replace(_read_state(folder / STATE), download=flags.download)
+    config = replace(state.config, download=flags.download)
     rows = [asdict(one) for one in read_history(folder / HISTORY)] if world.is_main else []
     generations = [Generation(**row) for row in world.broadcast_object(rows)]
     if flags.evolve:
         config = replace(config, evolve=flags.evolve)
     done = len(generations)
     # a process that was killed after the last training has not written all files
-    is_closed = world.broadcast_object(is_done(folder))
+    is_closed = world.broadcast_object(world.is_main and is_done(folder))
     if done > config.evolve or (done == config.evolve and is_closed):
         raise ValueError(
             f"{printable(folder)}: its {counted(done, 'training')} are done; to continue, give "
@@ -381,23 +405,4 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
             "--resume-evolve keeps the search's own settings; these flags have no effect: "
             f"{', '.join(ignored)}"
         )
-    return Search(folder, config, generations, world, say, is_new=False, lock=lock)
-
-
-def _read_state(path: Path) -> TrainConfig:
-    """Return the flags that a search began with. Raises ValueError if the file is damaged."""
-    name = printable(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_STATE_BYTES)
-        state = json.loads(data)
-        values = TrainConfig().as_dict() | state["flags"]
-        for entry in LISTS:
-            values[entry] = tuple(values[entry])
-        config = TrainConfig(**values)
-        given = frozenset(str(entry) for entry in state["given"])
-    except OSError as error:
-        raise ValueError(f"{name}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{name}: is damaged: {one_line(error)}") from None
-    return replace(config, given=given)
+    return Search(folder, config, generations, world, say, is_new=False, lock=lock, base=state.base)

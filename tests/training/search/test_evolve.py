@@ -4,7 +4,10 @@ import csv
 import json
 import re
 import shutil
+import threading
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 
 from tests.support.pretended_training import PretendedTraining, by_learning_rate
 from tests.support.small_run import files_of
+from tests.support.thread_ranks import run_ranks, thread_worlds
 from training.nonfinite import NonFiniteError
 from training.search.evolve import evolve, find_search
 from training.search.history import read_history
@@ -183,6 +187,58 @@ def test_nothing_outside_the_folder_is_removed(tmp_path):
     assert files_of(tmp_path / "mine") == before
 
 
+def test_folders_of_generations_that_are_done_are_not_needed(straight, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(flags_for(tmp_path, evolve=6), stopping_at(4, KeyboardInterrupt()))
+    for number in range(4):
+        shutil.rmtree(tmp_path / "exp" / "generations" / str(number))
+    again = run(resume_flags(tmp_path))
+    assert [config.optimizer for config, _ in again.calls] == ["Muon"] * 2
+    same_as(straight, tmp_path / "exp")
+
+
+def test_first_training_whose_choices_are_nowhere_is_named(tmp_path):
+    """As in a search of an older version, whose evolve.json does not have them."""
+    folder = tmp_path / "exp"
+    run(flags_for(tmp_path, evolve=2))
+    state = json.loads((folder / "evolve.json").read_text())
+    assert state.pop("base") == {"optimizer": "Muon", "batch_size": 16}
+    (folder / "evolve.json").write_text(json.dumps(state))
+    shutil.move(folder / "generations" / "0", tmp_path / "away")
+    sentence = (
+        r"^.*/generations/0: does not say the optimizer and the batch size of the search's first "
+        r"training \(.*hyp\.yaml.*\); put its hyp\.yaml and args\.yaml back, or begin a new search"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        run(resume_flags(tmp_path, evolve=3))
+    shutil.move(tmp_path / "away", folder / "generations" / "0")
+    assert len(run(resume_flags(tmp_path, evolve=3)).calls) == 1
+
+
+def test_rank_0_reads_the_state_for_all(tmp_path):
+    """Other machines may not see the folder."""
+    run(flags_for(tmp_path, evolve=2))
+    worlds = thread_worlds(2)
+    flags = [resume_flags(tmp_path, evolve=3), resume_flags(tmp_path / "elsewhere", evolve=3)]
+    read, readers = Path.open, []
+
+    def opened(path, *args, **kwargs):
+        readers.append(threading.get_ident())
+        return read(path, *args, **kwargs)
+
+    def continued(rank):
+        evolve(flags[rank], worlds[rank], PretendedTraining())
+        return threading.get_ident()
+
+    with mock.patch.object(Path, "open", opened):
+        threads = run_ranks([partial(continued, rank) for rank in range(2)], worlds)
+    assert {*readers} == {threads[0]}
+
+    (tmp_path / "exp" / "evolve.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"exp/evolve\.json: is damaged: "):
+        run_ranks([partial(continued, rank) for rank in range(2)], worlds)
+
+
 def test_state_of_a_stranger_opens_no_connection(tmp_path):
     run(flags_for(tmp_path, evolve=1, download=True))
     assert not run(resume_flags(tmp_path, evolve=2)).calls[0][0].download
@@ -257,7 +313,15 @@ def test_folder_of_another_search_is_not_used(straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"flags": {"x": 1}, "given": []}', "[" * 9999]
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"flags": {"x": 1}, "given": []}',
+        '{"flags": {}, "given": [], "base": {"optimizer": 1, "batch_size": 2}}',
+        "[" * 9999,
+    ],
 )
 def test_damaged_state_is_reported(straight, tmp_path, content):
     (tmp_path / "exp").mkdir()
