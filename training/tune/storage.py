@@ -3,6 +3,8 @@
 Users and passwords in a URL are never shown.
 """
 
+import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,10 @@ from utils.terminal import FaultError
 PURPOSE = "training.tune"
 TRY_AGAIN_S = 1.0
 SQLITE_WAIT_S = 60  # for another process that is writing
+REDIS = ("redis", "rediss", "redis+unix")
+# A journal is lines of JSON. What Optuna raises if a line is none, or has other entries.
+NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)
+OTHER_ENTRIES = (LookupError, TypeError, AttributeError, AssertionError)
 DATABASE_FILES = (".db", ".sqlite", ".sqlite3")
 
 
@@ -40,6 +46,11 @@ class Storage:
                     f"--storage {printable(given)}: for an SQLite file give sqlite:///{given}; "
                     "other names are journal files"
                 )
+
+    @property
+    def has_journal(self) -> bool:
+        """Return whether the storage is a list of what was done."""
+        return self.scheme == "journal" or self.scheme in REDIS
 
     @property
     def shown(self) -> str:
@@ -69,13 +80,18 @@ class Storage:
         if self.scheme == "journal":
             journal = import_optional("optuna.storages.journal", PURPOSE)
             backend = journal.JournalFileBackend(self.rest)
+            require_whole_lines(self.rest)
             return storages.JournalStorage(backend)
-        if self.scheme in ("redis", "rediss", "redis+unix"):
+        if self.scheme in REDIS:
             journal = import_optional("optuna.storages.journal", PURPOSE)
             return storages.JournalStorage(journal.JournalRedisBackend(self.url))
         if self.scheme == "grpc":
             host, _, port = self.rest.partition(":")
-            return storages.GrpcStorageProxy(host=host, port=int(port or 13000))
+            if not port.isdecimal() and port:
+                raise ValueError(f"the port is {port}, expected a number")
+            proxy = storages.GrpcStorageProxy(host=host, port=int(port or 13000))
+            proxy.get_all_studies()  # whether the server answers
+            return proxy
 
         options: dict[str, Any] = {}
         if self.scheme == "sqlite":
@@ -88,17 +104,30 @@ class Storage:
 
         It does not contain the original one, in which there may be a password.
         """
-        exceptions = import_optional("optuna.exceptions", PURPOSE)
-        alchemy = import_optional("sqlalchemy.exc", PURPOSE)
-        kinds = (exceptions.StorageInternalError, alchemy.SQLAlchemyError, OSError)
         try:
             yield
-        except kinds as error:
+        except self._kinds_of_errors() as error:
             raise FaultError(f"--storage {self.shown}: {self.without_secrets(error)}") from None
+
+    def _kinds_of_errors(self) -> tuple[type[Exception], ...]:
+        """Return what a storage that fails may raise. Other exceptions are bugs."""
+        exceptions = import_optional("optuna.exceptions", PURPOSE)
+        kinds: list[type[Exception]] = [exceptions.StorageInternalError, OSError]
+        if self.scheme == "grpc":
+            return (*kinds, import_optional("grpc", PURPOSE).RpcError)
+        if self.scheme in REDIS:
+            kinds.append(import_optional("redis.exceptions", PURPOSE).RedisError)
+        if self.has_journal:
+            return (*kinds, *NO_JSON)
+        return (*kinds, import_optional("sqlalchemy.exc", PURPOSE).SQLAlchemyError)
 
     def without_secrets(self, error: BaseException) -> str:
         """Return the text of an error without the user and password of the URL."""
         text = one_line(error, 2000)
+        if details := getattr(error, "details", None):  # of gRPC, whose text is a page
+            text = one_line(str(details()), 2000)
+        if self.has_journal and isinstance(error, (*NO_JSON, *OTHER_ENTRIES)):
+            text = f"a line of the journal is damaged ({text})"
         if error.__cause__ is not None:
             text += f" ({one_line(error.__cause__, 2000)})"
         if self.scheme == "journal":
@@ -113,3 +142,17 @@ class Storage:
             if secret:
                 text = text.replace(secret, "***")
         return one_line(text)
+
+
+def require_whole_lines(file: str) -> None:
+    """Raise ValueError if the last line of a journal was cut off.
+
+    A process was killed while it wrote, or the disk was full. Optuna would append to this line, so
+    that no process could read the journal any more.
+    """
+    with open(file, "rb") as stream:
+        if stream.seek(0, os.SEEK_END) == 0:
+            return
+        stream.seek(-1, os.SEEK_END)
+        if stream.read() != b"\n":
+            raise ValueError("its last line was cut off; remove this line from the file")

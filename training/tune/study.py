@@ -147,7 +147,8 @@ class Study:
 
     def trials(self) -> Sequence[Any]:
         """Return all trials, as Optuna's frozen trials."""
-        found: Sequence[Any] = self.study.get_trials(deepcopy=False)
+        with self.storage.errors_in_a_sentence():
+            found: Sequence[Any] = self.study.get_trials(deepcopy=False)
         return found
 
     # ---- claiming a trial

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -81,6 +82,66 @@ def test_storage_that_cannot_be_opened_is_reported(tmp_path, url):
     with pytest.raises(ValueError, match=r"^--storage \w+://") as error:
         Storage(url, tmp_path).open()
     assert "secret" not in str(error.value)
+
+
+WHOLE = b'{"op_code":0,"worker_id":"a","study_name":"exp","directions":[2]}\n'
+DAMAGED = {
+    "a garbage line": (WHOLE + b"garbage\n" + WHOLE, "a line of the journal is damaged ("),
+    "other entries": (WHOLE + b"{}\n", "a line of the journal is damaged ('op_code')"),
+    "no text": (b"\xff\xfe\n" + WHOLE, "a line of the journal is damaged ("),
+    # Optuna would append to it, and could not read the file any more
+    "a line that was cut off": (WHOLE + WHOLE[:-9], "its last line was cut off; remove this line"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_journal_is_reported(tmp_path, what):
+    content, problem = DAMAGED[what]
+    file = tmp_path / "study.log"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'--storage {file}: {problem}')}"):
+        Storage(str(file), tmp_path).open()
+    assert file.read_bytes() == content
+
+
+def test_journal_that_is_damaged_later_is_a_fault(tmp_path):
+    file = tmp_path / "study.log"
+    storage = Storage(str(file), tmp_path)
+    opened = storage.open()
+    file.write_bytes(b"garbage\n" + WHOLE)
+    sentence = f"^{re.escape(f'--storage {file}: a line of the journal is damaged (')}"
+    with pytest.raises(FaultError, match=sentence), storage.errors_in_a_sentence():
+        opened.get_all_studies()
+    with pytest.raises(ValueError, match="other flags"), storage.errors_in_a_sentence():
+        raise ValueError("other flags")
+
+
+def test_server_that_does_not_answer_is_reported(tmp_path):
+    grpc = pytest.importorskip("grpc", reason="a part of Optuna's optional requirements")
+    storage = Storage("grpc://127.0.0.1:1", tmp_path)
+    with pytest.raises(ValueError, match=r"^--storage grpc://127\.0\.0\.1:1: failed to connect"):
+        storage.open()
+    with pytest.raises(ValueError, match=r"^--storage grpc://host:x: the port is x, expected a n"):
+        Storage("grpc://host:x", tmp_path).open()
+    with pytest.raises(FaultError, match="no answer"), storage.errors_in_a_sentence():
+        raise grpc.RpcError("no answer")
+
+
+def test_redis_that_fails_later_is_a_fault(tmp_path, monkeypatch):
+    class RedisError(Exception):
+        pass
+
+    package = ModuleType("redis")
+    package.exceptions = ModuleType("redis.exceptions")
+    package.exceptions.RedisError = RedisError
+    monkeypatch.setitem(sys.modules, "redis", package)
+    monkeypatch.setitem(sys.modules, "redis.exceptions", package.exceptions)
+    storage = Storage("redis://user:secret@host/0", tmp_path)
+    with (
+        pytest.raises(FaultError, match=r"^--storage redis://host/0: \*\*\* is wrong$"),
+        storage.errors_in_a_sentence(),
+    ):
+        raise RedisError("secret is wrong")
 
 
 def test_other_errors_pass(tmp_path):
