@@ -559,12 +559,10 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     best_metrics = {"epoch": best_epoch, **best.as_dict(data.names, run.fitness)}
     metrics = {"last": progress.metrics, "best": best_metrics}
     log.send(RunEnded(run.folder, metrics))
-    run.close_folder(metrics)
     best_ap = best.coco.stats["AP"]
     log.say(f"best.pt is from epoch {best_epoch}: mAP50-95 {best_ap:.4f}; see {run.folder}")
-    if not trial.continue_with:  # a search says what is next, and keeps the best weights only
-        log.say(*next_steps(run.folder))
 
+    # A run that has hardly learned has failed, and metrics.json says so
     epoch_starts = [sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
     steps = state.steps_between(epoch_starts)
     skipped = state.guard.state_dict()["skipped"]
@@ -572,6 +570,11 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
     refuse_mostly_skipped(skipped, steps, state.schedule.lr0)
+
+    run.close_folder(metrics)
+    if not trial.continue_with:  # a search says what is next, and keeps the best weights only
+        log.say(*next_steps(run.folder))
+    world.wait_for_main()
     return best
 
 

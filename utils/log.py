@@ -90,7 +90,7 @@ class EvaluationEnded:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run has finished; `metrics` is not written yet, so it can still be resumed."""
+    """Training and evaluation have ended; `metrics` is not written yet, and the run may still fail."""
 
     folder: Path
     metrics: dict[str, Any]  # the content of metrics.json

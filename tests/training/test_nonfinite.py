@@ -2,6 +2,7 @@
 inf in the loss.
 """
 
+import json
 import math
 import os
 import re
@@ -318,8 +319,11 @@ def test_run_ends_with_fault_if_most_steps_were_skipped(flags, tmp_path, capsys,
             train.main(train.parse_args(words)[0], train.World(CPU))
     else:
         train.main(train.parse_args(words)[0], train.World(CPU))
-    assert capsys.readouterr().out.splitlines()[-1] == said
-    assert (tmp_path / "exp" / "metrics.json").exists()
+    assert said in capsys.readouterr().out.splitlines()
+    written = json.loads((tmp_path / "exp" / "metrics.json").read_text())
+    assert written.get("reason", "") == (f"{said}: {advice}" if most else "")
+    assert written["status"] == ("failed" if most else "finished")
+    assert {"last", "best"} < written.keys()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 from training.progress import RunProgress
 from utils.files.writers import write_json
-from utils.log import FINISHED, Event, LogClosed
+from utils.log import FINISHED, Event, LogClosed, RunEnded
 from utils.terminal import FaultError
 
 METRICS = "metrics.json"
@@ -32,17 +32,22 @@ class RunStatus:
 
     A process that is killed cannot write it: its run stays "running".
 
-    progress: of the run, whose last metrics are written, too.
+    progress: of the run, whose last metrics are written, too; after the evaluation of best.pt all
+    metrics are.
     """
 
     def __init__(self, folder: Path, progress: RunProgress) -> None:
         self.folder = folder
         self.progress = progress
+        self.metrics: dict[str, Any] = {}  # of a run whose training has ended
 
     def handle(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self.metrics = event.metrics
         if not isinstance(event, LogClosed) or event.status == FINISHED:
             return
-        if is_done(self.folder):  # too many skipped steps are an error after the run's end
+        if is_done(self.folder):  # Ctrl-C may come after the run's end
             return
+        metrics = self.metrics or {"last": self.progress.metrics}
         with suppress(OSError, FaultError):  # the disk may be what failed
-            write_status(self.folder, event.status, reason=event.reason, last=self.progress.metrics)
+            write_status(self.folder, event.status, reason=event.reason, **metrics)

@@ -10,7 +10,7 @@ from training.checkpoints.preemption import PreemptedExit
 from training.checkpoints.status import RUNNING, RunStatus, is_done, write_status
 from training.nonfinite import NonFiniteError
 from training.progress import RunProgress
-from utils.log import FINISHED, Event, LogClosed, RunLog
+from utils.log import FINISHED, Event, LogClosed, RunEnded, RunLog
 from utils.terminal import EndedBySignalError
 
 
@@ -59,8 +59,18 @@ def test_a_folder_that_is_gone_hides_no_error(tmp_path):
 
 def test_a_finished_run_stays_finished(tmp_path):
     write_status(tmp_path, FINISHED, best={})
-    end_with(tmp_path, NonFiniteError("most steps were skipped"))
+    end_with(tmp_path, KeyboardInterrupt())
     assert is_done(tmp_path)
+
+
+def test_a_run_that_fails_after_its_evaluation_keeps_all_metrics(tmp_path):
+    metrics = {"last": {"AP": 0.5}, "best": {"AP": 0.75, "epoch": 3}}
+    log = RunLog(active=True, sinks=[RunStatus(tmp_path, Progress())])
+    with suppress(NonFiniteError), log:
+        log.send(RunEnded(tmp_path, metrics))
+        raise NonFiniteError("most steps were skipped")
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == {"status": "failed", "reason": "most steps were skipped", **metrics}
 
 
 def test_the_status_is_written_before_slow_loggers_are_waited_for(tmp_path):
