@@ -39,6 +39,7 @@ from training.settings.hyperparameters import Hyp
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
 from utils.loggers.registry import LOGGERS
+from utils.metrics.fitness import DEFAULT as DEFAULT_FITNESS
 from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 
@@ -177,7 +178,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add(
         "--fitness",
         help="what decides which epoch is the best, for example 'AP50 + AP[person]' "
-        "(default: 0.1*AP50 + 0.9*AP)",
+        f"(default: {DEFAULT_FITNESS})",
     )
     add("--patience", type=int, help="early stopping: epochs without improvement; 0: never")
     add("--val-period", type=int, help="validate every N epochs, and at the end")
@@ -554,7 +555,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
 
     # Results
     log.table(class_table(best, data.names, verbose=len(data.names) <= 100))
-    log.send(EvaluationEnded(run.folder, best, data.names, best_epoch))
+    log.send(EvaluationEnded(run.folder, best, data.names, best_epoch, run.fitness))
     draw_results(pictures, best, loaders.val)
     best_metrics = {"epoch": best_epoch, **best.as_dict(data.names, run.fitness)}
     metrics = {"last": progress.metrics, "best": best_metrics}

@@ -30,6 +30,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, add_tile_flags, check_command_line
@@ -198,7 +199,7 @@ from utils.distributed import (
 from utils.files import checkpoint_file, new_run_folder
 from utils.files.folders import require_writable
 from utils.files.writers import write_json
-from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted
+from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted, Say
 from utils.loggers.sink import open_loggers
 from utils.loggers.terminal_lines import TerminalSink
 from utils.metrics import (
@@ -208,6 +209,7 @@ from utils.metrics import (
     write_coco,
     write_label_files,
 )
+from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.plots import Pictures
 from utils.printable import counted
 from utils.terminal import quiet_output, run_and_exit
@@ -316,11 +318,15 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     log.table(class_table(result, dataset.names, verbose=every_class))
     log.table(format_summary(result.coco.stats))
     log.say(f"{result.describe_times()} per {dataset.unit}, in batches of {args.batch_size}")
-    log.send(EvaluationEnded(folder, result, dataset.names))
+    fitness = fitness_of(first, paths[0], dataset.names, log.say)
+    metrics = result.as_dict(dataset.names, fitness)
+    log.send(EvaluationEnded(folder, result, dataset.names, fitness=fitness))
     pictures = Pictures(folder, dataset.names, active=world.is_main, written=log.image_written)
     draw_results(pictures, result, loader)
     if world.is_main:
-        pycocotools_summary = write_outputs(args, folder, result, labels.whole, dataset.names)
+        pycocotools_summary = write_outputs(
+            args, folder, result, metrics, labels.whole, dataset.names
+        )
         if pycocotools_summary:
             log.table(pycocotools_summary)
         write_validation_report(
@@ -334,7 +340,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
             defaults=vars(parse_args([])[0]),
             say=log.say,
         )
-    log.send(RunEnded(folder, result.as_dict(dataset.names)))
+    log.send(RunEnded(folder, metrics))
     log.say(f"results written to {folder}")
     world.wait_for_main()
     return result
@@ -414,6 +420,20 @@ def thresholds(args: Namespace) -> tuple[float, float]:
     return args.conf_thres, args.iou_thres
 
 
+def fitness_of(model: LoadedModel, path: str, names: Sequence[str], say: Say) -> Fitness:
+    """Return the fitness that the model was trained with, an expression over metrics.
+
+    It is the default one, and a line is logged, if it is over classes that are not in `names`.
+    """
+    try:
+        fitness = parse_fitness(model.fitness)
+        fitness.require_classes(names)
+    except ValueError as error:
+        say(f"{path}: {error}; the fitness in metrics.json is the default one, {DEFAULT}")
+        return parse_fitness(DEFAULT)
+    return fitness
+
+
 def crowded_images_note(labels: Labels, max_detections: int) -> str:
     """Return a sentence if images have more objects than detections are kept, else "".
 
@@ -430,15 +450,28 @@ def crowded_images_note(labels: Labels, max_detections: int) -> str:
 
 
 def write_outputs(
-    args: Namespace, folder: Path, result: Evaluation, labels: Labels, names: Sequence[str]
+    args: Namespace,
+    folder: Path,
+    result: Evaluation,
+    metrics: dict[str, Any],
+    labels: Labels,
+    names: Sequence[str],
 ) -> str:
     """Write metrics.json and the files of --save-txt and --save-json.
 
     Returns pycocotools' summary of the latter, or "".
+
+    Args:
+        args: the flags.
+        folder: of the run.
+        result: of the evaluation.
+        metrics: the content of metrics.json, but for the errors by kind.
+        labels: of the split.
+        names: of the classes.
     """
     paths = [labels.path(index) for index in range(len(labels))]
     errors = {"errors": result.error_kinds.as_dict()}
-    write_json(folder / "metrics.json", result.as_dict(names) | errors)
+    write_json(folder / "metrics.json", metrics | errors)
 
     if args.save_txt:
         write_label_files(

@@ -30,7 +30,8 @@ class LoadedModel:
     data: the data YAML it was trained on, "" if the file does not say. single_class: it was trained
     with all classes as one. digest: differs between files with different weights. tile,
     tile_overlap: the tiles that it was trained on; a side of 0 for none. chosen_classes: those of
-    its data that it was trained on, () for all; exported files do not say so.
+    its data that it was trained on, () for all. fitness: --fitness of its training, "" for the
+    default. Exported files do not say the last two.
     """
 
     backend: Backend
@@ -42,6 +43,7 @@ class LoadedModel:
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
     chosen_classes: tuple[str, ...] = ()
+    fitness: str = ""
 
     def tiles(
         self, tile: int | None, tile_overlap: float | None, tile_whole: bool
@@ -120,7 +122,7 @@ def _load_checkpoint(
     """Return the model in a checkpoint, with its BatchNorm folded into the convolutions."""
     detector, saved = load_detector(path, head)
     known = description(path, saved)
-    chosen = trained_settings(path, saved).classes
+    settings = trained_settings(path, saved)
     weights = digest(detector)
     detector.to(memory_format=torch.channels_last).to(device)
     detector.fuse().requires_grad_(False)
@@ -128,7 +130,13 @@ def _load_checkpoint(
     precision = choose_precision("auto" if half else "fp32", device)
     packed = device.type == "cpu" and pack_convolutions(detector, precision)
     backend = TorchBackend(detector, precision=precision, packed=packed, threads=threads)
-    return LoadedModel(backend, digest=weights, chosen_classes=chosen, **known)
+    return LoadedModel(
+        backend,
+        digest=weights,
+        chosen_classes=settings.classes,
+        fitness=settings.fitness,
+        **known,
+    )
 
 
 def description(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tests.support.launching import forked
 from training.evaluation import evaluate_split
 from training.result_pictures import draw_detections
 from utils.distributed.world import World
+from utils.files import checkpoint_file
 from utils.metrics.records import Detections
 from utils.plots import labels
 from utils.plots.pictures import Pictures
@@ -118,6 +119,21 @@ def measure(trained, tmp_path):
         return val.main(val.parse_args([*given, *paths, *flags])[0], CPU), tmp_path / "v"
 
     return run
+
+
+@without_pictures
+def test_fitness_is_that_of_the_checkpoint(measure, trained, tmp_path, capsys):
+    saved = checkpoint_file.load(trained)
+    for fitness, used in (("AR100 + 1", True), ("AP[disk]", False), ("x", False)):
+        saved["config"]["fitness"] = fitness
+        checkpoint_file.save(tmp_path / "own.pt", saved)
+        result, folder = measure(weights=[tmp_path / "own.pt"])
+        written = json.loads((folder / "metrics.json").read_text())
+        default = 0.1 * result.coco.stats["AP50"] + 0.9 * result.coco.stats["AP"]
+        own = result.coco.stats["AR100"] + 1
+        assert written["fitness"] == pytest.approx(own if used else default)
+        said = "; the fitness in metrics.json is the default one, 0.1*AP50 + 0.9*AP"
+        assert (said in capsys.readouterr().out) != used
 
 
 @without_pictures

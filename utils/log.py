@@ -12,6 +12,7 @@ from utils.printable import one_line
 
 if TYPE_CHECKING:
     from utils.metrics.evaluation import Evaluation
+    from utils.metrics.fitness import Fitness
 
 # How a run has ended.
 FINISHED = "finished"
@@ -86,11 +87,12 @@ class EvaluationEnded:
     evaluation: "Evaluation"
     names: Sequence[str]  # of the classes
     epoch: int = 0  # of the weights, counted from 1; 0 if it is not known
+    fitness: "Fitness | None" = None  # that of the run; None: the default one
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    """Training and evaluation have ended; `metrics` is not written yet, and the run may still fail."""
+    """Training and evaluation have ended; `metrics` is not written yet, and the run may fail."""
 
     folder: Path
     metrics: dict[str, Any]  # the content of metrics.json

@@ -33,6 +33,7 @@ class TrainedSettings:
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
     classes: tuple[str, ...] = ()
+    fitness: str = ""
 
 
 def trained_settings(path: Path, saved: Mapping[str, Any]) -> TrainedSettings:
@@ -64,4 +65,5 @@ FLAGS: dict[str, Callable[[str, Any], Any]] = {
     "tile": checked_tile,
     "tile_overlap": checked_overlap,
     "classes": _checked_classes,
+    "fitness": checked_text,
 }

@@ -58,6 +58,7 @@ WRONG_SETTINGS = [
     *({"imgsz": value} for value in ("640", [640], -1, 10**30, True, 640.0, None)),
     *({"single_cls": value} for value in ("yes", [True], -1, 10**30)),
     *({"tile": value} for value in ("640", [640], -1, 10**30, True, 5)),
+    *({"fitness": value} for value in (0.5, ["AP"], True, None)),
     *({"tile_overlap": value} for value in ("0.2", [0.2], -1, 10**30, True, math.nan)),
 ]
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from utils.files.yaml_tree import pairs, read_tree
+from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.printable import one_line
 
 SETTINGS = "args.yaml"
@@ -39,8 +41,8 @@ class RunFiles:
 
     columns: of results.csv, nan for what is no number. best: COCO's numbers of best.pt, or of
     val.py. best_epoch: of best.pt, nan if it is not known. classes: their AP by name. data: images
-    and boxes of the val split. digest: of them, "" if it is not known. problems: a sentence for
-    each file that could not be read, and for what is missing.
+    and boxes of the val split. digest: of them, "" if it is not known. fitness: decides which epoch
+    is the best. problems: a sentence for each file that could not be read, and for what is missing.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class RunFiles:
     classes: dict[str, float]
     data: tuple[float, float] | None
     digest: str
+    fitness: Fitness
     best_epoch: float = math.nan
     problems: list[str] = field(default_factory=list)
 
@@ -64,19 +67,20 @@ class RunFiles:
     def best_row(self) -> int | None:
         """Return the position of the best epoch; None if none was validated.
 
-        It is that of best.pt if metrics.json says it, else the best by 0.1 AP50 + 0.9 AP: of equal
+        It is that of best.pt if metrics.json says it, else the one of the highest fitness: of equal
         ones the first, but the last if all are 0, as in a training.
         """
         if self.best_epoch in self.epochs:
             return self.epochs.index(self.best_epoch)
 
-        ap50 = self.columns.get(COLUMN_OF["AP50"], [])
-        ap = self.columns.get(COLUMN_OF["AP"], [])
-        fitness = [0.1 * a + 0.9 * b for a, b in zip(ap50, ap, strict=True)]
-        known = [row for row, value in enumerate(fitness) if math.isfinite(value)]
-        if known and not any(fitness[row] for row in known):
-            return known[-1]
-        return max(known, key=lambda row: fitness[row], default=None)
+        fitness = {}
+        for row in range(len(self.epochs)):
+            metrics = {name: self.columns[column][row] for name, column in COLUMN_OF.items()}
+            if all(map(math.isfinite, metrics.values())):
+                fitness[row] = self.fitness.of(metrics)
+        if fitness and not any(fitness.values()):
+            return max(fitness)
+        return max(fitness, key=lambda row: fitness[row], default=None)
 
 
 def is_run(folder: Path) -> bool:
@@ -94,18 +98,26 @@ def read_run(folder: Path) -> RunFiles:
     per_class = best.get("per_class", {})
     val = reader.json(DATA).get("val")
     val = val if isinstance(val, dict) else {}
+    settings = reader.yaml(SETTINGS)
+    best_epoch = _numbers(best, ("epoch",), math.inf).get("epoch", math.nan)
+    fitness, is_known = _fitness(settings)
+    if not is_known and best_epoch not in columns.get("epoch", []) and columns:
+        reader.problems.append(
+            f"{RESULTS} does not have what --fitness needs: the best epoch is that of {DEFAULT}"
+        )
 
     run = RunFiles(
         folder=folder,
         status=_status(folder, metrics, columns),
-        settings=reader.yaml(SETTINGS),
+        settings=settings,
         hyp=reader.yaml(HYP),
         columns=columns,
         best=_numbers(best, NUMBERS),
         classes=_class_aps(per_class if isinstance(per_class, dict) else {}),
         data=_counts(val),
         digest=str(val.get("digest", "")),
-        best_epoch=_numbers(best, ("epoch",), math.inf).get("epoch", math.nan),
+        fitness=fitness,
+        best_epoch=best_epoch,
         problems=reader.problems,
     )
     reason = metrics.get("reason")
@@ -250,6 +262,15 @@ def _counts(split: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the numbers of images and of boxes of a split, None if they are not known."""
     counts = _numbers(split, ("images", "instances"), MOST_COUNTED)
     return (counts["images"], counts["instances"]) if len(counts) == 2 else None
+
+
+def _fitness(settings: Mapping[str, str]) -> tuple[Fitness, bool]:
+    """Return the expression of --fitness, and True; the default if the columns are not enough."""
+    with suppress(ValueError):  # the file may be damaged
+        fitness = parse_fitness(settings.get("fitness", ""))
+        if fitness.needs_only(COLUMN_OF):
+            return fitness, True
+    return parse_fitness(DEFAULT), False
 
 
 def _status(folder: Path, metrics: Mapping[str, Any], columns: Mapping[str, list[float]]) -> str:

@@ -38,7 +38,7 @@ from utils.loggers.base import (
 from utils.loggers.follower import Follower
 from utils.loggers.journal import Journal, JournalReader, clear_journal, keep_records
 from utils.loggers.registry import LOGGERS
-from utils.metrics.evaluation import Evaluation
+from utils.metrics.evaluation import DEFAULT_FITNESS, Evaluation
 from utils.printable import one_line
 
 FOLDER = "loggers"  # in the run folder
@@ -207,7 +207,7 @@ class Loggers:
         if self._epoch in self._evaluated:
             return
         self._evaluated.add(self._epoch)
-        numbers = event.evaluation.as_dict(event.names)
+        numbers = event.evaluation.as_dict(event.names, event.fitness or DEFAULT_FITNESS)
         del numbers["per_class"]
         values = {f"evaluation/{name}": value for name, value in numbers.items() if value >= 0}
         if event.epoch:

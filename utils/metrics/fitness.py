@@ -12,7 +12,7 @@ backslashes. The text is never executed.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -140,6 +140,17 @@ class Fitness:
         """
         value = self.root.value(metrics)
         return value if math.isfinite(value) else 0.0
+
+    def needs_only(self, names: Collection[str]) -> bool:
+        """Return whether the metrics of these names, of all classes, are enough.
+
+        >>> parse_fitness("AP50 + AP").needs_only(["AP", "AP50"])
+        True
+        >>> parse_fitness("AP75").needs_only(["AP"]), parse_fitness("AP[a]").needs_only(["AP"])
+        (False, False)
+        """
+        found = list(_metrics_in(self.root))
+        return all(one.class_name is None and one.name in names for one in found)
 
     def require_classes(self, names: Sequence[str]) -> None:
         """Raise ValueError if a class is not one of `names`."""

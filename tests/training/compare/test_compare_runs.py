@@ -92,6 +92,18 @@ def test_best_epoch_is_that_of_best_pt(tmp_path):
     assert compare(tmp_path, run)["runs"][0]["best_epoch"] == 4
 
 
+def test_best_row_is_that_of_the_fitness_of_the_run(tmp_path):
+    """The AP of the rows is 0.1, 0.2, 0.3: recall - |AP - 0.2| is highest in the second."""
+    of_row = "recall - max(AP - 0.2, 0.2 - AP)"
+    for name, fitness, best in (("a", of_row, 2), ("b", "", 3), ("c", "AP75", 3), ("d", "x", 3)):
+        run = write_run(tmp_path / name, 0.3, epochs=3, fitness=fitness)
+        (run / "metrics.json").unlink()
+        read = read_run(run)
+        assert (read.epochs[read.best_row], read.best["AP"]) == (best, pytest.approx(best / 10))
+        text = "results.csv does not have what --fitness needs: the best epoch is that of 0.1*"
+        assert any(one.startswith(text) for one in read.problems) == (name in "cd")
+
+
 def test_run_without_an_epoch_has_no_numbers(tmp_path):
     folder = tmp_path / "a"
     folder.mkdir()

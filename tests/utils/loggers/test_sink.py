@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.logged_run import NAMES, evaluation
 from utils.log import (
     EpochEnded,
+    EvaluationEnded,
     ImageWritten,
     LogClosed,
     RunEnded,
@@ -26,6 +28,7 @@ from utils.loggers import sink as sink_module
 from utils.loggers.base import EPOCH, EVALUATION, PICTURE, STEPS, LoggedRun, Logger, Record
 from utils.loggers.journal import Journal, JournalReader, clear_journal, keep_records, last_saved
 from utils.loggers.sink import Loggers
+from utils.metrics.fitness import parse_fitness
 
 ROOT = Path(__file__).parents[3]
 
@@ -241,6 +244,15 @@ def test_new_run_forgets_the_journal_of_an_earlier_one(tmp_path, saved):
     assert run.steps_of() == []
     logged = run.made["Recorder"].run
     assert (logged.resumed, logged.restarts) == (not saved, not saved)
+
+
+def test_evaluation_has_the_fitness_of_the_run(tmp_path):
+    run, found = Session(tmp_path, Recorder), evaluation()
+    own = parse_fitness("AR100 + 1")
+    run.send(EvaluationEnded(tmp_path, found, NAMES, fitness=own), RunEnded(tmp_path, {}))
+    run.wait()
+    values = run.made["Recorder"].records[0].values
+    assert values["evaluation/fitness"] == found.coco.stats["AR100"] + 1
 
 
 def test_without_loggers_nothing_is_written(tmp_path):
