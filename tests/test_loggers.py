@@ -60,7 +60,7 @@ def project(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place in ("0 before a step 3", "0 when a file is there 9"):
         assert min(attempt(folder, data, micro_model, *FLAGS, at=place)) == -9, place
     assert attempt(folder, data, micro_model, *FLAGS) == [0, 0]
-    assert "it is left out" not in (folder / "io" / "rank0" / "stdout").read_text()
+    assert "it is left out" not in (folder / "io" / "rank0" / "stderr").read_text()
     return folder
 
 

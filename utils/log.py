@@ -32,10 +32,12 @@ class Message:
     """Text for the user.
 
     table: several formatted lines; else one line, in which control characters are escaped.
+    warning: shown with --quiet, too.
     """
 
     text: str
     table: bool = False
+    warning: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,10 @@ class RunLog:
         """
         for line in lines:
             self.send(Message(line))
+
+    def warn(self, line: str) -> None:
+        """Print a warning on one line, with --quiet too."""
+        self.send(Message(line, warning=True))
 
     def image_written(self, path: Path) -> None:
         """Report an image file that was written."""

@@ -64,14 +64,15 @@ class FaultError(Exception):
     says_how_to_continue = False  # whether the sentence ends with what to do next
 
 
-def print_lines(text: str) -> None:
+def print_lines(text: str, *, warning: bool = False) -> None:
     """Print lines above a progress bar, if there is one, and flush at once, also into a file.
 
     Control characters, for example in a file name, are escaped. If the terminal was closed, prints
-    nothing.
+    nothing. warning: print to standard error, which --quiet does not silence.
     """
-    with tqdm.external_write_mode(), discard_if_terminal_closed(sys.stdout):
-        print("\n".join(map(printable, text.split("\n"))), flush=True)
+    stream = sys.stderr if warning else sys.stdout
+    with tqdm.external_write_mode(), discard_if_terminal_closed(stream):
+        print("\n".join(map(printable, text.split("\n"))), file=stream, flush=True)
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
 
 @contextmanager
 def quiet_output(quiet: bool) -> Iterator[None]:
-    """Print no lines and no progress bars in the block, if `quiet`; errors are printed after it.
+    """Print no lines and no progress bars in the block, if `quiet`, but warnings and errors.
 
     Bars are shown on terminals only, so standard error is no terminal in the block.
     """

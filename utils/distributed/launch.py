@@ -98,7 +98,7 @@ def read_launch(
     )
 
     add = parser.add_argument_group("output").add_argument
-    add("--quiet", action="store_true", help="print errors only")
+    add("--quiet", action="store_true", help="print warnings of loggers, and errors, only")
     defaults = asdict(Launch())
     parser.set_defaults(**defaults)
     values = vars(parser.read(arguments))

@@ -62,16 +62,23 @@ class Loggers:
     Args:
         loggers: by name; `prepare` of each is called.
         say: shows a sentence to the user.
+        warn: shows a warning, with --quiet too; None: `say`.
         account: of the loggers that have accounts.
 
     Raises ValueError if a logger's package is missing.
     """
 
     def __init__(
-        self, loggers: Mapping[str, Callable[[], Logger]], say: Say, *, account: str = ""
+        self,
+        loggers: Mapping[str, Callable[[], Logger]],
+        say: Say,
+        *,
+        warn: Say | None = None,
+        account: str = "",
     ) -> None:
         self._loggers = {name: logger() for name, logger in loggers.items()}
         self._say = say
+        self._warn = warn or say
         self._account = account
         for logger in self._loggers.values():
             if sentence := logger.prepare():
@@ -81,7 +88,9 @@ class Loggers:
         self._lock = threading.RLock()
         self._journal: Journal | None = None  # from RunStarted on
         self._followers: list[Follower] = []
-        self._sentences: list[str] = []  # for the user, until `handle` may show them
+        # For the user, until `handle` may show them.
+        self._sentences: list[str] = []
+        self._warnings: list[str] = []
         self._reported: set[Follower] = set()  # that failed
 
         # Of the run.
@@ -279,7 +288,7 @@ class Loggers:
             self._journal = None
             for follower in self._active():
                 follower.leave_out("gets no records")
-            self._sentences.append(
+            self._warnings.append(
                 f"the records of the loggers cannot be written ({one_line(error)})"
             )
 
@@ -291,12 +300,13 @@ class Loggers:
         for follower in self._followers:
             if follower.failure and follower not in self._reported:
                 self._reported.add(follower)
-                self._sentences.append(f"{follower.logger.title}: {follower.failure}; {LEFT_OUT}")
+                self._warnings.append(f"{follower.logger.title}: {follower.failure}; {LEFT_OUT}")
 
-        sentences = list(self._sentences)
-        del self._sentences[: len(sentences)]
-        for sentence in sentences:
-            self._say(sentence)
+        for sentences, show in ((self._sentences, self._say), (self._warnings, self._warn)):
+            now = list(sentences)  # a logger's thread may add more
+            del sentences[: len(now)]
+            for sentence in now:
+                show(sentence)
 
 
 def open_loggers(names: Sequence[str], log: RunLog, *, account: str = "") -> Loggers:
@@ -307,7 +317,8 @@ def open_loggers(names: Sequence[str], log: RunLog, *, account: str = "") -> Log
     Raises ValueError if a logger's package is missing.
     """
     chosen = dict.fromkeys(names if log.active else ())
-    loggers = Loggers({name: LOGGERS[name] for name in chosen}, log.say, account=account)
+    makers = {name: LOGGERS[name] for name in chosen}
+    loggers = Loggers(makers, log.say, warn=log.warn, account=account)
     log.attach(loggers)
     return loggers
 

@@ -14,7 +14,7 @@ class TerminalSink:
     def handle(self, event: Event) -> None:
         if isinstance(event, Message):
             text = event.text if event.table else printable(event.text)
-            print_lines(text)
+            print_lines(text, warning=event.warning)
         elif isinstance(event, EpochEnded):
             text = printable(event.text)
             if sys.stdout is not None and sys.stdout.isatty():

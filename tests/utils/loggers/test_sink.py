@@ -29,6 +29,7 @@ from utils.loggers.base import EPOCH, EVALUATION, PICTURE, STEPS, LoggedRun, Log
 from utils.loggers.journal import Journal, JournalReader, clear_journal, keep_records, last_saved
 from utils.loggers.sink import Loggers
 from utils.metrics.fitness import parse_fitness
+from utils.terminal import quiet_output
 
 ROOT = Path(__file__).parents[3]
 
@@ -277,6 +278,20 @@ def test_failing_logger_is_left_out_with_one_warning(tmp_path):
         "without it"
     ]
     assert run.steps_of() == [1, 2, 3]
+
+
+def test_warning_is_shown_with_quiet(tmp_path, capsys):
+    with quiet_output(True), RunLog(active=True) as log:
+        log.say("a line")
+        loggers = Loggers({"failing": Failing}, log.say, warn=log.warn)
+        log.attach(loggers)
+        log.send(RunStarted(tmp_path, {}, {}, []))
+        for step in (1, 2):
+            log.send(StepsEnded(step, 1, {}, lr=0.1))
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("Failing: RuntimeError: the server is down; it is left out from")
+    assert len(written.err.splitlines()) == 1
 
 
 def test_logger_that_cannot_open_its_run_is_left_out(tmp_path):
