@@ -212,7 +212,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--noplots", action="store_true", help="draw no pictures, write no report")
 
     add = parser.add_argument_group("loggers").add_argument
-    add("--loggers", nargs="*", action="extend", help="the next flags by name; none: no logger")
+    add(
+        "--loggers",
+        nargs="*",
+        action="extend",
+        help="the next flags by name; without a name: no logger",
+    )
     for name, logger in LOGGERS.items():
         add(f"--{name}", dest="loggers", action="append_const", const=name, help=logger.help)
     add("--entity", help="account of Weights & Biases that gets the run (default: yours)")
@@ -341,7 +346,9 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     """Do what `main` does: this is the complete training procedure, from top to bottom."""
     run = open_run(flags, world, log.say, trial.hyp)
     requested = run.config  # the flags, or the settings of the run that is resumed
-    loggers = open_loggers(requested.loggers, log, account=requested.entity)
+    loggers = open_loggers(
+        requested.loggers, log, account=requested.entity, named_in=run.loggers_file
+    )
     log.say(*describe_mode(world, shard=requested.shard))
     torch.manual_seed(requested.seed)  # every rank starts from the same weights
 

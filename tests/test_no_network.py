@@ -92,7 +92,7 @@ def test_no_command_tries_to_use_the_network(found):
 def test_loggers_need_no_network(found, offline):
     if not LOGGERS:
         pytest.skip("no logger's package is installed")
-    assert "it is left out" not in offline.job.out
+    assert "it is left out" not in offline.job.err
     run = offline.job.folder / "logged"
     notes = {file.stem for file in (run / "loggers").glob("*.json")}
     assert notes == set(LOGGERS)

@@ -83,6 +83,12 @@ class Run:
         """The number that decides which epoch is the best."""
         return parse_fitness(self.config.fitness)
 
+    @property
+    def loggers_file(self) -> str:
+        """The checkpoint that names loggers or their account; "" if the command line does."""
+        is_from_file = self.config.has_loggers_beyond(self.config.given)
+        return self.config.resume if self.saved and is_from_file else ""
+
     def check_data(self, data: Dataset, say: Say) -> None:
         """Raise ValueError if a resumed run was trained on other classes.
 

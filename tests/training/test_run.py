@@ -402,6 +402,22 @@ def test_resumed_run_reports_changed_training_images(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_from_file"),
+    [
+        ({}, True),
+        ({"loggers": ("wandb",)}, True),  # the account is still that of the checkpoint
+        ({"loggers": ("wandb",), "entity": "me"}, False),
+        ({"loggers": ()}, False),
+    ],
+)
+def test_resumed_run_knows_whether_a_file_names_its_loggers(tmp_path, given, is_from_file):
+    last = saved_run(tmp_path / "exp", loggers=("wandb",), entity="stranger")
+    run, _ = opened(resume_flags(last, tmp_path, **given))
+    assert run.loggers_file == (str(last) if is_from_file else "")
+    assert new_run(tmp_path, loggers=("wandb",)).loggers_file == ""
+
+
 def test_resumed_run_reports_changed_weights(tmp_path):
     """Those of data sets, which count from here on, and the file of class weights, which does not.
 

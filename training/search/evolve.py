@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import yaml
 
@@ -43,6 +44,7 @@ from utils.files.folders import (
 )
 from utils.files.writers import write_json, write_text
 from utils.log import FINISHED, RunLog, Say
+from utils.loggers.sink import warn_of_destinations
 from utils.printable import counted, one_line, printable
 from utils.terminal import FaultError, print_lines
 
@@ -53,7 +55,9 @@ BEST_HYP = "hyp_evolve.yaml"
 PICTURE = "evolve.png"
 CHANGEABLE = (
     "download",
+    "entity",
     "evolve",
+    "loggers",
     "project",
     "resume_evolve",
 )  # flags that --resume-evolve does not ignore
@@ -69,8 +73,15 @@ def evolve(flags: TrainConfig, world: World, train: Train) -> None:
     Raises ValueError for invalid settings, or if there is no search to continue. Other errors of a
     training end the search, except NonFiniteError: such a generation has failed, and counts.
     """
-    say = RunLog(active=world.is_main).say
-    search = open_search(flags, world, say)
+    log = RunLog(active=world.is_main)
+    search = open_search(flags, world, log.say)
+    if search.config.has_loggers_beyond(flags.given):
+        warn_of_destinations(
+            search.config.loggers,
+            log,
+            account=search.config.entity,
+            named_in=str(search.folder / STATE),
+        )
     with search.running():
         search.refresh()
         while len(search.generations) < search.config.evolve:
@@ -384,6 +395,7 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
     state = read_state(folder / STATE, world)
     # never from a file, which may be a stranger's
     config = replace(state.config, download=flags.download)
+    config = with_loggers_of(config, flags)
     rows = [asdict(one) for one in read_history(folder / HISTORY)] if world.is_main else []
     generations = [Generation(**row) for row in world.broadcast_object(rows)]
     if flags.evolve:
@@ -406,3 +418,12 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
             f"{', '.join(ignored)}"
         )
     return Search(folder, config, generations, world, say, is_new=False, lock=lock, base=state.base)
+
+
+def with_loggers_of(config: TrainConfig, flags: TrainConfig) -> TrainConfig:
+    """Return the settings with the loggers, and their account, that the command line names."""
+    given = flags.given & {"loggers", "entity"}
+    changed: dict[str, Any] = {name: getattr(flags, name) for name in given}
+    if "wandb" not in changed.get("loggers", config.loggers):
+        changed.setdefault("entity", "")
+    return replace(config, **changed, given=config.given | given)

@@ -1,6 +1,6 @@
 """The flags of train.py as a frozen dataclass, checked once, stored as plain values."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -242,7 +242,7 @@ class TrainConfig:
         )
 
         require(
-            not self.entity or "wandb" in self.loggers or bool(self.resume),
+            not self.entity or "wandb" in self.loggers or bool(self.resume or self.resume_evolve),
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
         )
 
@@ -273,6 +273,14 @@ class TrainConfig:
         return {name: value for name, value in self.as_dict().items() if name not in PER_MACHINE}
 
     # ---- settings that follow from several flags
+
+    def has_loggers_beyond(self, given: Collection[str]) -> bool:
+        """Return whether loggers, or their account, are not those of the command line.
+
+        given: the flags of the command line.
+        """
+        from_file = [name for name in ("loggers", "entity") if name not in given]
+        return bool(self.loggers) and any(getattr(self, name) for name in from_file)
 
     @property
     def mosaic_until(self) -> int:

@@ -1,6 +1,7 @@
 """What a logger is, and what it receives: a run, and its records."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from utils.files.writers import write_json
+from utils.printable import one_line
 
 STEPS = "steps"
 EPOCH = "epoch"
@@ -140,6 +142,15 @@ def encodable(value: Any) -> Any:
     return value
 
 
+def without_login(url: str) -> str:
+    """Return a URL without user and password, on one line.
+
+    >>> without_login("https://me:secret@host:80/path")
+    'https://host:80/path'
+    """
+    return one_line(re.sub(r"//[^/]*@", "//", url))
+
+
 class Logger:
     """Base of all loggers. Its methods are called in a thread of its own, except for `prepare`.
 
@@ -154,6 +165,13 @@ class Logger:
         """Import what the logger needs, before the slow parts of a run.
 
         Returns a sentence for the user, or "". Raises ValueError if a package is missing.
+        """
+        return ""
+
+    def destination(self, account: str) -> str:
+        """Return where the logger sends a run over the network; "" if it sends nothing.
+
+        account: of `LoggedRun`. Call it after `prepare`.
         """
         return ""
 

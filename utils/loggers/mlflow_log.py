@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from utils.files.disk import exclusive_access
 from utils.files.folders import RUN_MARK, RUN_MARK_TEXT
 from utils.log import FAILED, FINISHED
-from utils.loggers.base import STEPS, LoggedRun, Logger, Record
+from utils.loggers.base import STEPS, LoggedRun, Logger, Record, without_login
 from utils.optional_packages import import_all_optional
 
 EXPERIMENT = "kestrel"  # where $MLFLOW_EXPERIMENT_NAME names no other
+LOCAL = ("", "file", "sqlite")  # schemes of stores that are files
 STORE = "mlflow"  # folder of the store, in the project folder
 MOST_METRICS = 900  # in a request; 1000 are allowed
 MOST_PARAMS = 90  # 100 are allowed
@@ -46,9 +48,15 @@ class MlflowLogger(Logger):
             logging.getLogger(name).setLevel(logging.WARNING)
         return ""
 
+    def destination(self, account: str) -> str:
+        uri = tracking_uri()
+        if urlsplit(uri).scheme in LOCAL and not uri.startswith("databricks"):
+            return ""
+        return f"experiment {experiment_name()} at {without_login(uri)}"
+
     def start(self, run: LoggedRun) -> int:
         self.logged = run
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or ""
+        uri = tracking_uri()
         kept = run.kept() if run.resumed else {}
         before = kept.get("run_id", "") if kept.get("uri") == uri else ""
 
@@ -121,7 +129,7 @@ class MlflowLogger(Logger):
         return self.mlflow.MlflowClient(tracking_uri=uri)
 
     def _experiment(self, artifacts: str | None) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        name = experiment_name()
         found = self.client.get_experiment_by_name(name)
         if found is None:
             return str(self.client.create_experiment(name, artifact_location=artifacts))
@@ -159,6 +167,16 @@ class MlflowLogger(Logger):
         for key, value in values_by_key(record):
             if (key, step) not in self.known:
                 yield self.entities.Metric(key, value, milliseconds, step)
+
+
+def tracking_uri() -> str:
+    """Return the address of the user's store, "" if there is none."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or ""
+
+
+def experiment_name() -> str:
+    """Return the experiment of the run: of a variable, or Kestrel's own."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
 
 
 def values_by_key(record: Record) -> Iterator[tuple[str, float]]:

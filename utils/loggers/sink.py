@@ -23,6 +23,7 @@ from utils.log import (
     RunStarted,
     Say,
     StepsEnded,
+    say_nothing,
 )
 from utils.loggers.base import (
     EPOCH,
@@ -102,6 +103,22 @@ class Loggers:
         self._epoch = 0
         # A run that has no checkpoint yet cannot be resumed, so nothing is taken back.
         self._has_checkpoint = False
+
+    def destinations(self, named_in: str) -> str:
+        """Return a warning that says where the run is sent over the network; "" if it is not.
+
+        named_in: the file that names the loggers or their account.
+        """
+        places = []
+        for logger in self._loggers.values():
+            if place := logger.destination(self._account):
+                places.append(f"{logger.title} sends the run to {place}")
+        if not places:
+            return ""
+        return (
+            f"{' and '.join(places)}, because {named_in} says so; to stop it, give --loggers "
+            "without a name"
+        )
 
     # ---- for checkpoints
 
@@ -309,18 +326,36 @@ class Loggers:
                 show(sentence)
 
 
-def open_loggers(names: Sequence[str], log: RunLog, *, account: str = "") -> Loggers:
+def open_loggers(
+    names: Sequence[str], log: RunLog, *, account: str = "", named_in: str = ""
+) -> Loggers:
     """Return the sink of these loggers, attached to the log; an idle one on other ranks than 0.
 
-    account: of the loggers that have accounts.
+    Args:
+        names: of the loggers.
+        log: of the run.
+        account: of the loggers that have accounts.
+        named_in: the file that says so in place of the user, who may not know where data are sent:
+            a warning says it, before anything is sent. "" for none.
 
     Raises ValueError if a logger's package is missing.
     """
     chosen = dict.fromkeys(names if log.active else ())
     makers = {name: LOGGERS[name] for name in chosen}
     loggers = Loggers(makers, log.say, warn=log.warn, account=account)
+    if named_in and (sentence := loggers.destinations(named_in)):
+        log.warn(sentence)
     log.attach(loggers)
     return loggers
+
+
+def warn_of_destinations(names: Sequence[str], log: RunLog, *, account: str, named_in: str) -> None:
+    """Warn as `open_loggers` does, of loggers that are opened later."""
+    if log.active and named_in:
+        makers = {name: LOGGERS[name] for name in names}
+        loggers = Loggers(makers, say_nothing, account=account)
+        if sentence := loggers.destinations(named_in):
+            log.warn(sentence)
 
 
 def end_seconds(environment: Mapping[str, str]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from utils.log import FAILED, FINISHED, INTERRUPTED
-from utils.loggers.base import EVALUATION, STEPS, LoggedRun, Logger, Record
+from utils.loggers.base import EVALUATION, STEPS, LoggedRun, Logger, Record, without_login
 from utils.optional_packages import import_optional
 from utils.threads import fork_lock
 
@@ -24,6 +24,7 @@ INIT_S = 60.0  # how long W&B's server may take
 START_S = 20.0  # how long W&B's own process may take
 MOST_CURVES = 50  # classes in the plot of PR curves; the table has all
 EXIT_CODES = {FINISHED: 0, FAILED: 1, INTERRUPTED: 255}
+NO_NETWORK = ("offline", "dryrun", "disabled")  # values of $WANDB_MODE
 LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -55,6 +56,12 @@ class WandbLogger(Logger):
             "--wandb: you are not logged in to Weights & Biases (wandb login), so the run is "
             "logged into its folder only"
         )
+
+    def destination(self, account: str) -> str:
+        if self.mode in NO_NETWORK:
+            return ""
+        owner = account or os.environ.get("WANDB_ENTITY") or "your default account"
+        return f"{owner}/{project_name()} at {without_login(server_url())}"
 
     def start(self, run: LoggedRun) -> int:
         self.logged = run
@@ -122,7 +129,7 @@ class WandbLogger(Logger):
             mode=self.mode,
             dir=str(run.folder),
             name=os.environ.get("WANDB_NAME") or run.name,
-            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            project=project_name(),
             entity=run.account or None,
             config={**run.config, "hyp": run.hyp},
             allow_val_change=True,
@@ -166,6 +173,11 @@ class WandbLogger(Logger):
             xname="recall",
         )
         return {"evaluation/classes": table, "evaluation/PR": curves}
+
+
+def project_name() -> str:
+    """Return the project of the run: of a variable, or Kestrel's own."""
+    return os.environ.get("WANDB_PROJECT") or PROJECT
 
 
 def server_url() -> str:

@@ -22,6 +22,8 @@ from training.search.history import read_history
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 from utils.distributed.world import World
+from utils.loggers.base import Logger
+from utils.loggers.registry import LOGGERS
 from utils.terminal import FaultError
 
 CPU = World(torch.device("cpu"))
@@ -237,6 +239,33 @@ def test_rank_0_reads_the_state_for_all(tmp_path):
     (tmp_path / "exp" / "evolve.json").write_text("[]")
     with pytest.raises(ValueError, match=r"exp/evolve\.json: is damaged: "):
         run_ranks([partial(continued, rank) for rank in range(2)], worlds)
+
+
+def test_loggers_of_a_stranger_are_said_and_can_be_stopped(tmp_path, monkeypatch, capsys):
+    class Sending(Logger):
+        title = "Sender"
+
+        def destination(self, account):
+            return f"{account} at example.com"
+
+    monkeypatch.setitem(LOGGERS, "wandb", Sending)
+    run(flags_for(tmp_path, evolve=1, loggers=("wandb",), entity="stranger"))
+    assert capsys.readouterr().err == ""  # the user has given them
+    again = run(resume_flags(tmp_path, evolve=2))
+    assert capsys.readouterr().err == (
+        f"Sender sends the run to stranger at example.com, because {tmp_path}/exp/evolve.json says "
+        "so; to stop it, give --loggers without a name\n"
+    )
+    assert [(config.loggers, config.entity) for config, _ in again.calls] == [
+        (("wandb",), "stranger")
+    ]
+
+    stopped = run(resume_flags(tmp_path, evolve=3, loggers=())).calls[0][0]
+    assert (stopped.loggers, stopped.entity) == ((), "")
+    assert "loggers" in stopped.given  # a generation that resumes has a checkpoint with others
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="--entity me: is an account of Weights & Biases; give"):
+        run(resume_flags(tmp_path, evolve=4, entity="me"))
 
 
 def test_state_of_a_stranger_opens_no_connection(tmp_path):

@@ -15,8 +15,10 @@ import pytest
 
 from tests.support.logged_run import EPOCHS, NAMES, STEPS, loss_of
 from tests.support.wandb_file import history_of, records_of
+from utils.log import RunLog
 from utils.loggers.base import LoggedRun
 from utils.loggers.registry import LOGGERS
+from utils.loggers.sink import open_loggers
 from utils.loggers.wandb_log import is_logged_in, server_url
 
 SCRIPT = Path(__file__).parents[2] / "support" / "logged_run.py"
@@ -47,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words, env=environment, cwd=project, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == code, done.stderr
-        assert "it is left out" not in done.stdout
+        assert "it is left out" not in done.stderr
     return folder
 
 
@@ -231,6 +233,54 @@ def test_wandb_login_is_found_without_asking(
     (tmp_path / ".netrc").write_text(netrc)
     (tmp_path / ".netrc").chmod(0o600)
     assert is_logged_in(server_url()) == logged_in
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "place"),
+    [
+        ("wandb", {"WANDB_MODE": "offline", "WANDB_API_KEY": "k"}, ""),
+        ("wandb", {"WANDB_API_KEY": "k"}, "me/kestrel at https://api.wandb.ai"),
+        (
+            "wandb",
+            {
+                "WANDB_API_KEY": "k",
+                "WANDB_PROJECT": "p",
+                "WANDB_BASE_URL": "http://a:pass@b:8",
+            },
+            "me/p at http://b:8",
+        ),
+        ("mlflow", {}, ""),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "sqlite:///a.db"}, ""),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "/a/store"}, ""),
+        (
+            "mlflow",
+            {"MLFLOW_TRACKING_URI": "https://a:pass@b/c", "MLFLOW_EXPERIMENT_NAME": "e"},
+            "experiment e at https://b/c",
+        ),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "databricks"}, "experiment kestrel at databricks"),
+        ("tensorboard", {}, ""),
+    ],
+)
+def test_where_a_logger_named_in_a_file_sends_to_is_said_first(
+    tmp_path, monkeypatch, capsys, name, variables, place
+):
+    pytest.importorskip(name, reason="an optional package")
+    for variable in list(os.environ):
+        if variable.startswith(VARIABLES):
+            monkeypatch.delenv(variable)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = RunLog(active=True)
+    open_loggers([name], log, account="me", named_in="last.pt")
+    title = LOGGERS[name].title
+    sentence = (
+        f"{title} sends the run to {place}, because last.pt says so; to stop it, give --loggers "
+        "without a name\n"
+    )
+    assert capsys.readouterr().err == (sentence if place else "")
+    open_loggers([name], log, account="me")
+    assert capsys.readouterr().err == ""
 
 
 def run_in(folder: Path, *, restarts: bool = False) -> LoggedRun:
