@@ -1,8 +1,8 @@
 """Train the trials of a study, one after another, until none is left."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,13 @@ def tune(own: TuneFlags, flags: TrainConfig, world: World, train: Train) -> None
         if world.is_main:
             study = stack.enter_context(open_study(own, flags, folder, say))
             say(f"{study.describe()} so far, in {study.storage.shown}; writing to {folder}")
+        trials = Trials(study, flags, folder, world, train, say)
         while True:
             claim = study.claim() if study else None
             shared = world.broadcast_object(asdict(claim) if claim else None)
             if shared is None:
                 break
-            _train_trial(Claim(**shared), study, flags, folder, world, train, say)
+            trials.run(Claim(**shared))
         if study:
             _say_result(study, flags, say)
     world.wait_for_main()
@@ -83,95 +84,102 @@ def compared_settings(own: TuneFlags, flags: TrainConfig) -> dict[str, Any]:
     return {**shared, **paths, **of_space, "the pruner": own.pruner}
 
 
-def _train_trial(
-    claim: Claim,
-    study: Study | None,
-    flags: TrainConfig,
-    folder: Path,
-    world: World,
-    train: Train,
-    say: Say,
-) -> None:
-    """Train a trial and record what became of it.
+@dataclass(frozen=True)
+class Trials:
+    """What trains the trials of a study, with the flags of the command line.
 
-    study: None on other ranks than 0. Raises what the training raises, unless the values of the
-    trial are its cause.
+    study: None on other ranks than 0. folder: of the study. train: as for `tune`.
     """
-    shown = ", ".join(f"{name} {_short(value)}" for name, value in claim.values.items())
-    say(f"trial {claim.number}: {shown}")
-    run = folder / "trials" / str(claim.number)
-    try:
-        failure, pruned = _outcome(claim, study, flags, folder, world, train)
-    except BaseException as error:
-        if study:
-            with suppress(Exception):  # the error of the training matters more
-                study.fail(claim)
-        _say_how_to_continue(error, world)
-        raise
-    release_memory(world.device)
 
-    if study is None:
-        return
-    if failure or pruned:
-        study.prune(claim, failure)
-        say(f"trial {claim.number}: {f'failed: {failure}' if failure else 'ended early'}")
-    else:
-        metrics = read_best_metrics(run)
-        study.complete(claim, metrics["fitness"], asdict(read_settings(run)))
-        say(f"trial {claim.number}: fitness {metrics['fitness']:.5g}")
-    write_results(study)
+    study: Study | None
+    flags: TrainConfig
+    folder: Path
+    world: World
+    train: Train
+    say: Say
 
+    def run(self, claim: Claim) -> None:
+        """Train a trial and record what became of it.
 
-def _outcome(
-    claim: Claim,
-    study: Study | None,
-    flags: TrainConfig,
-    folder: Path,
-    world: World,
-    train: Train,
-) -> tuple[str, bool]:
-    """Train; return why the trial failed, "" if it did not, and whether it ended early."""
-    try:
-        config, hyp = settings_with(flags, claim.values)
+        Raises what the training raises, unless the values of the trial are its cause.
+        """
+        shown = ", ".join(f"{name} {_short(value)}" for name, value in claim.values.items())
+        self.say(f"trial {claim.number}: {shown}")
+        try:
+            failure, pruned = self._outcome(claim)
+        except BaseException as error:
+            if self.study:
+                with suppress(Exception):  # the error of the training matters more
+                    self.study.fail(claim)
+            _say_how_to_continue(error, self.world)
+            raise
+        release_memory(self.world.device)
+
+        if self.study:
+            self._record(self.study, claim, failure, pruned=pruned)
+            write_results(self.study)
+
+    def _outcome(self, claim: Claim) -> tuple[str, bool]:
+        """Train; return why the trial failed, "" if it did not, and whether it ended early."""
+        try:
+            config, hyp = self._settings(claim)
+        except ValueError as error:  # values that are allowed alone, but not together
+            return one_line(error), False
+
+        validated = self._pruning(claim, config.epochs)
+        try:
+            self.train(config, self.world, Trial(hyp, continue_with=AGAIN, validated=validated))
+        except TrialPrunedError:
+            return "", True
+        except NonFiniteError as error:
+            return failure_of(error), False
+        except FaultError as error:
+            # With several processes the others do not know of it.
+            cause = error.__cause__
+            if self.world.size > 1 or cause is None or not is_out_of_memory(cause):
+                raise
+            return one_line(str(error).partition(":")[0]), False
+        return "", False
+
+    def _settings(self, claim: Claim) -> tuple[TrainConfig, Mapping[str, float]]:
+        """Return the flags and hyper-parameters of a trial. Raises ValueError."""
+        config, hyp = settings_with(self.flags, claim.values)
         # A launcher that restarts processes finds a run directly under --project, and would
         # continue an earlier trial.
-        place: dict[str, Any] = {
-            "project": str(folder),
-            "name": f"trials/{claim.number}",
-            "exist_ok": True,
-        }
-        config = replace(config, **place, noplots=True)
-    except ValueError as error:  # values that are allowed alone, but not together
-        return one_line(error), False
+        config = replace(
+            config,
+            project=str(self.folder),
+            name=f"trials/{claim.number}",
+            exist_ok=True,
+            noplots=True,
+        )
+        return config, hyp
 
-    validated = _pruning(claim, study, config.epochs, world)
-    try:
-        train(config, world, Trial(hyp, continue_with=AGAIN, validated=validated))
-    except TrialPrunedError:
-        return "", True
-    except NonFiniteError as error:
-        return failure_of(error), False
-    except FaultError as error:
-        # With several processes the others do not know of it.
-        cause = error.__cause__
-        if world.size > 1 or cause is None or not is_out_of_memory(cause):
-            raise
-        return one_line(str(error).partition(":")[0]), False
-    return "", False
+    def _pruning(self, claim: Claim, epochs: int) -> Callable[[int, float], None]:
+        """Return what is called after each validation: it ends a trial that is worse than others.
 
+        epochs: of the trial.
+        """
 
-def _pruning(
-    claim: Claim, study: Study | None, epochs: int, world: World
-) -> Callable[[int, float], None]:
-    """Return what is called after each validation: it ends a trial that is worse than others."""
+        def validated(epoch: int, fitness: float) -> None:
+            should_end = self.study.report(claim, epoch, fitness) if self.study else False
+            is_last = epoch >= epochs
+            if self.world.broadcast_collective(should_end and not is_last):
+                raise TrialPrunedError("others were better after as many epochs")
 
-    def validated(epoch: int, fitness: float) -> None:
-        should_end = study.report(claim, epoch, fitness) if study else False
-        is_last = epoch >= epochs
-        if world.broadcast_collective(should_end and not is_last):
-            raise TrialPrunedError("others were better after as many epochs")
+        return validated
 
-    return validated
+    def _record(self, study: Study, claim: Claim, failure: str, *, pruned: bool) -> None:
+        """Tell the study what became of a trial. failure, pruned: of `_outcome`."""
+        if failure or pruned:
+            study.prune(claim, failure)
+            result = f"failed: {failure}" if failure else "ended early"
+            self.say(f"trial {claim.number}: {result}")
+            return
+        run = self.folder / "trials" / str(claim.number)
+        metrics = read_best_metrics(run)
+        study.complete(claim, metrics["fitness"], asdict(read_settings(run)))
+        self.say(f"trial {claim.number}: fitness {metrics['fitness']:.5g}")
 
 
 def _short(value: Value) -> str:
