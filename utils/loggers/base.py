@@ -188,3 +188,9 @@ class Logger:
 
     def finish(self, status: str) -> None:
         """Close the run, which is FINISHED, INTERRUPTED (it may be resumed) or FAILED."""
+
+    def restore(self) -> None:
+        """Restore what the logger has changed in the process, for a next run in it.
+
+        Called last, in the thread of the training, also if the logger has failed or hangs.
+        """

@@ -280,6 +280,8 @@ class Loggers:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+        for logger in self._loggers.values():
+            logger.restore()
 
     def _wait(self, wait: Callable[[Follower, float], bool], limit: float) -> None:
         """Wait for all loggers, together for `limit` seconds; say so if it takes longer than one.

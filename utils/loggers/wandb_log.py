@@ -24,6 +24,7 @@ INIT_S = 60.0  # how long W&B's server may take
 START_S = 20.0  # how long W&B's own process may take
 MOST_CURVES = 50  # classes in the plot of PR curves; the table has all
 EXIT_CODES = {FINISHED: 0, FAILED: 1, INTERRUPTED: 255}
+FOLDERS = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}  # in those of the run
 NO_NETWORK = ("offline", "dryrun", "disabled")  # values of $WANDB_MODE
 LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -42,6 +43,7 @@ class WandbLogger(Logger):
     def prepare(self) -> str:
         # What an environment variable does not say otherwise: no error reports to W&B's makers.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self.own_variables: list[str] = []  # that `restore` removes
         self.wandb = import_optional("wandb", "--wandb")
         self.mode = os.environ.get("WANDB_MODE") or None
         if self.mode not in (None, "online") or is_logged_in(server_url()):
@@ -99,6 +101,10 @@ class WandbLogger(Logger):
         self.run.finish(exit_code=EXIT_CODES[status])
         self.wandb.teardown()  # here, and not when the process exits, because it may block
 
+    def restore(self) -> None:
+        for name in self.own_variables:
+            os.environ.pop(name, None)
+
     # ---- opening
 
     def _open(self, run: LoggedRun, identity: str) -> Any:
@@ -114,8 +120,10 @@ class WandbLogger(Logger):
         )
 
         # Also what W&B stages and caches, which would go to the home folder.
-        os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "wandb" / "data"))
-        os.environ.setdefault("WANDB_CACHE_DIR", str(run.folder / "wandb" / "cache"))
+        for name, folder in FOLDERS.items():
+            if name not in os.environ:
+                self.own_variables.append(name)
+                os.environ[name] = str(run.folder / "wandb" / folder)
 
         with fork_lock:  # programs are run
             self.wandb.setup(settings)

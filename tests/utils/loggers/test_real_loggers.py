@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.logged_run import EPOCHS, NAMES, STEPS, loss_of
 from tests.support.wandb_file import history_of, records_of
-from utils.log import RunLog
+from utils.log import RunLog, RunStarted
 from utils.loggers.base import LoggedRun
 from utils.loggers.registry import LOGGERS
 from utils.loggers.sink import open_loggers
@@ -281,6 +281,31 @@ def test_where_a_logger_named_in_a_file_sends_to_is_said_first(
     assert capsys.readouterr().err == (sentence if place else "")
     open_loggers([name], log, account="me")
     assert capsys.readouterr().err == ""
+
+
+def test_variables_of_one_wandb_run_are_not_those_of_the_next(tmp_path, monkeypatch):
+    """Also if W&B fails, or hangs. What the user has set stays."""
+    pytest.importorskip("wandb", reason="an optional package")
+    for variable in ("WANDB_DATA_DIR", "WANDB_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("WANDB_CACHE_DIR", "/mine")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    seen = []
+
+    def fails(_: object) -> None:
+        seen.append((os.environ["WANDB_DATA_DIR"], os.environ["WANDB_CACHE_DIR"]))
+        raise RuntimeError("no process can be started")
+
+    monkeypatch.setattr("wandb.setup", fails)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with RunLog(active=True, sinks=[]) as log:
+            loggers = open_loggers(["wandb"], log)
+            log.send(RunStarted(tmp_path / name, {}, {}, []))
+            assert loggers._followers[0].wait_until_sent(30)
+        assert "WANDB_DATA_DIR" not in os.environ
+        assert os.environ["WANDB_CACHE_DIR"] == "/mine"
+    assert seen == [(str(tmp_path / name / "wandb" / "data"), "/mine") for name in ("a", "b")]
 
 
 def run_in(folder: Path, *, restarts: bool = False) -> LoggedRun:
