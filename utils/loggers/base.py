@@ -142,13 +142,13 @@ def encodable(value: Any) -> Any:
     return value
 
 
-def without_login(url: str) -> str:
-    """Return a URL without user and password, on one line.
+def without_login(text: str) -> str:
+    """Return a text on one line, its URLs without user and password.
 
-    >>> without_login("https://me:secret@host:80/path")
-    'https://host:80/path'
+    >>> without_login("no answer of https://me:secret@host:80/path")
+    'no answer of https://host:80/path'
     """
-    return one_line(re.sub(r"//[^/]*@", "//", url))
+    return one_line(re.sub(r"//[^/\s]*@", "//", text))
 
 
 class Logger:

@@ -4,9 +4,8 @@ import threading
 import time
 
 from utils.log import INTERRUPTED
-from utils.loggers.base import LoggedRun, Logger
+from utils.loggers.base import LoggedRun, Logger, without_login
 from utils.loggers.journal import JournalReader
-from utils.printable import one_line
 from utils.terminal import MAY_BLOCK
 
 CHUNK = 500  # records that a logger gets at once
@@ -82,7 +81,7 @@ class Follower:
         try:
             self._follow()
         except Exception as error:
-            text = one_line(error)
+            text = without_login(str(error))
             self.leave_out(f"{type(error).__name__}: {text}" if text else type(error).__name__)
         self._reader.close()
         if self.failure:

@@ -68,7 +68,7 @@ class Failing(Recorder):
     def log(self, records: Sequence[Record]) -> None:
         for entry in records:
             if self.records:
-                raise RuntimeError("the server\nis down")
+                raise RuntimeError("the server\nhttps://me:secret@host is down")
             self.records.append(entry)
 
 
@@ -274,8 +274,8 @@ def test_failing_logger_is_left_out_with_one_warning(tmp_path):
     run.steps(3)
     run.send(RunEnded(tmp_path, {}), LogClosed("finished"))
     assert run.said == [
-        "Failing: RuntimeError: the server is down; it is left out from here on; the run goes on "
-        "without it"
+        "Failing: RuntimeError: the server https://host is down; it is left out from here on; the "
+        "run goes on without it"
     ]
     assert run.steps_of() == [1, 2, 3]
 
@@ -290,7 +290,7 @@ def test_warning_is_shown_with_quiet(tmp_path, capsys):
             log.send(StepsEnded(step, 1, {}, lr=0.1))
     written = capsys.readouterr()
     assert written.out == ""
-    assert written.err.startswith("Failing: RuntimeError: the server is down; it is left out from")
+    assert written.err.startswith("Failing: RuntimeError: the server https://host is down; it ")
     assert len(written.err.splitlines()) == 1
 
 
