@@ -19,6 +19,9 @@ from models.heads.point_distance import Levels, PointDistanceHead
 CONVOLUTIONS = 2  # of each branch
 PRIOR = 0.01  # initial probability of each class
 INITIAL_DEVIATION = 0.01  # of the weights
+# Of linear distances, in strides; exponential ones start at 1. At 0, as its authors start, a box is
+# empty, and its IoU, the weight of the box loss, is 0: short trainings learn no boxes (LOG.md).
+INITIAL_DISTANCE = 2.0
 # The largest exponent of a distance. With exp(11), 60,000 strides, areas and gradients are finite.
 MAX_LOG_SIDE = 11
 
@@ -83,8 +86,8 @@ class SharedDistanceHead(PointDistanceHead):
 
     Raises ValueError for levels that differ in their number of channels.
 
-    Source: RTMDet, arXiv 2212.07784; facts of its authors' code (points, distances,
-    initial values).
+    Source: RTMDet, arXiv 2212.07784; facts of its authors' code (points, distances, initial values
+    but for that of linear distances).
     """
 
     offset = 0.0
@@ -106,7 +109,8 @@ class SharedDistanceHead(PointDistanceHead):
         width = in_channels[0]
         levels = len(in_channels)
         self.classes = SharedBranch(width, num_classes, levels, -log((1 - PRIOR) / PRIOR))
-        self.sides = SharedBranch(width, 4, levels, 0.0)
+        initial = 0.0 if exponential else INITIAL_DISTANCE
+        self.sides = SharedBranch(width, 4, levels, initial)
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""

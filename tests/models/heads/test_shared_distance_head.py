@@ -131,9 +131,10 @@ def test_levels_share_convolutions_and_have_statistics_of_their_own():
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-def test_initial_values():
+@pytest.mark.parametrize(("exponential", "distance"), [(False, 2.0), (True, 0.0)])
+def test_initial_values(exponential, distance):
     torch.manual_seed(0)
-    head = SharedDistanceHead([64] * 3, 80, strides=[Fraction(s) for s in STRIDES])
+    head = SharedDistanceHead([64] * 3, 80, exponential, strides=[Fraction(s) for s in STRIDES])
     convolutions = [module for module in head.modules() if isinstance(module, nn.Conv2d)]
     assert len(convolutions) == 2 * (2 + 3)
     for module in convolutions:
@@ -141,7 +142,7 @@ def test_initial_values():
     for level in range(3):
         # 1 / 100: ln(1 / 99)
         assert head.classes.outputs[level].bias.tolist() == pytest.approx([-4.59512] * 80)
-        assert not head.sides.outputs[level].bias.any()
+        assert head.sides.outputs[level].bias.tolist() == [distance] * 4
     norms = [module for module in head.modules() if isinstance(module, nn.BatchNorm2d)]
     assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.03)}
     assert len(norms) == 2 * 3 * 2
