@@ -11,6 +11,9 @@ other splits stay whole. Then each of four settings is trained with each seed, o
 time: the defaults, --repeat-factor, --class-weights auto, and both; the flags after -- are given
 to all. val.py measures each best.pt on the val split.
 
+With --repeat-factor an epoch has more samples, and a run more steps. What the steps alone are worth
+shows `--settings defaults` with as many more epochs.
+
 The report is written again after each training. What is done is stored in --work and is not
 trained again, unless its command or its data differ.
 """
@@ -42,6 +45,7 @@ from utils.flags import class_ids
 from utils.printable import counted, printable
 from utils.terminal import FaultError, run_and_exit
 
+SETTINGS = ("defaults", "repeat-factor", "class-weights", "both")
 COLUMNS = ("AP of the class", "AP50 of the class", "AP", "AP50", "AP of the others")
 
 
@@ -108,19 +112,14 @@ def trainings(options: argparse.Namespace, data: Path) -> list[Training]:
     """All trainings, all settings of a seed before the next one."""
     factor = ["--repeat-factor", f"{options.threshold:g}"]
     weights = ["--class-weights", "auto"]
-    settings = {
-        "defaults": [],
-        "repeat-factor": factor,
-        "class-weights": weights,
-        "both": [*factor, *weights],
-    }
+    flags_of = dict(zip(SETTINGS, ([], factor, weights, [*factor, *weights]), strict=True))
     script = [sys.executable, str(ROOT / "train.py"), "--data", "{data}", "--seed", "{seed}"]
     script += ["--cfg", options.cfg, "--project", "{out}", "--name", "run", "--exist-ok"]
     script += ["--noplots"]
     made = []
     for seed in options.seeds:
-        for name, flags in settings.items():
-            command = (*script, *flags, *options.flags)
+        for name in options.settings:
+            command = (*script, *flags_of[name], *options.flags)
             made.append(Training(name, str(data), seed, command))
     return made
 
@@ -190,6 +189,7 @@ def read_options() -> argparse.Namespace:
     add("--keep", type=float, default=0.05, help="share of its boxes that stay (default: 0.05)")
     add("--thin-seed", type=int, default=0, help="chooses the images that stay (default: 0)")
     add("--threshold", type=float, default=0.5, help="of --repeat-factor (default: 0.5)")
+    add("--settings", nargs="+", choices=SETTINGS, default=SETTINGS, help="(default: all)")
     add("--cfg", default="yolov5n.yaml", help="model (default: yolov5n.yaml)")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all)")
