@@ -550,8 +550,8 @@ def test_resume_ignores_flags_that_may_not_change(tmp_path):
         ),
         (
             {},
-            {"format": 3},
-            "(format 3; this one reads 2): resume it with the version that wrote it, or start a",
+            {"format": 4},
+            "(format 4; this one reads 3): resume it with the version that wrote it, or start a",
         ),
         ({}, {"format": None}, "written by another version of Kestrel (no format number"),
         ({}, {"pending": {"time": 1.0}}, "the entries of its pending epoch are incomplete"),

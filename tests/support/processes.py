@@ -218,8 +218,9 @@ def seeded_by_rank(world: World) -> AbstractContextManager[object]:
         augmentation: data.Augmentation,
         seed: int,
         draws: data.Draws | None = None,
+        **how: Any,
     ) -> Planner:
-        return Planner(labels, image_size, augmentation, seed + world.rank, draws)
+        return Planner(labels, image_size, augmentation, seed + world.rank, draws, **how)
 
     return mock.patch.object(data.loaders, "Planner", planner)
 

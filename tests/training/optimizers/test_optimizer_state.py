@@ -90,7 +90,15 @@ def train(state: TrainState[nn.Sequential], first: int, last: int) -> None:
 def saved_and_loaded(state: TrainState[nn.Sequential], folder: Path) -> Checkpoint:
     """Save a checkpoint and read it again."""
     description = Description(
-        table={}, names=[], data="", images="", config={}, hyp={}, versions={}
+        table={},
+        names=[],
+        data="",
+        images="",
+        draws="",
+        class_weights_file="",
+        config={},
+        hyp={},
+        versions={},
     )
     checkpoint_file.save(folder / "last.pt", state.checkpoint(description).as_dict())
     return read_checkpoint(str(folder / "last.pt"))
