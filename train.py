@@ -414,7 +414,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     # Loss, this rank's share of each global batch, and the training state
     class_weights = weights_in_order(cfg.class_weights, data.names)
     gains = loss_gains(hyp, cfg.label_smoothing, class_weights)
-    criterion = build_loss(model.head, gains, log.say)
+    criterion = build_loss(model.head, gains, log.say, auxiliary=model.auxiliary_head)
     criterion.to(weights_dtype(precision))
     loaders = build_loaders(
         data.labels,

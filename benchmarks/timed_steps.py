@@ -165,7 +165,8 @@ def train_through(
     model = build_model(setting.cfg, NUM_CLASSES)
     precision = choose_precision(setting.amp, world.device)
     model.to(weights_dtype(precision)).to(memory_format=torch.channels_last).to(world.device)
-    criterion = build_loss(model.head, LossGains()).to(weights_dtype(precision))
+    criterion = build_loss(model.head, LossGains(), auxiliary=model.auxiliary_head)
+    criterion.to(weights_dtype(precision))
     accumulating = GlobalBatch(NOMINAL_BATCH // group)  # only its accumulation matters
     state = build_train_state(
         model,

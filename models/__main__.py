@@ -1,16 +1,20 @@
 """Print a model's layers, parameters and GFLOPs:
 
 python -m models yolov5s.yaml [--nc 80] [--img 640].
+
+The last line is that of the model that detects. If training computes an auxiliary branch, too, the
+line before it counts both.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from models.detector import Detector, LayerInfo, check_shapes, count_gflops, count_parameters
-from models.table import load_model_table, resolve
+from models.table import load_model_table, resolve, without_auxiliary
 from utils.printable import printable
 
 
@@ -34,9 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in model.info():
         print(format_line(line))
 
-    gflops = count_gflops(table, options.img)
-    print(f"{count_parameters(model):,} parameters, {gflops:.1f} GFLOPs at {options.img}")
+    if model.auxiliary_head is not None:
+        print(f"in training, with the auxiliary branch: {costs(table, options.img)}")
+    print(costs(without_auxiliary(table), options.img))
     return 0
+
+
+def costs(table: Mapping[str, Any], image_size: int) -> str:
+    """Return the parameters and GFLOPs of a resolved table's model as text."""
+    with torch.device("meta"):
+        parameters = count_parameters(Detector(table))
+    gflops = count_gflops(table, image_size)
+    return f"{parameters:,} parameters, {gflops:.1f} GFLOPs at {image_size}"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.blocks import LAYERS, Conv, Layer, Stack
 from models.head_registry import HEADS
-from models.heads import Head, Raw
+from models.heads import Head, Raw, WithAuxiliary
 from models.recompute import recomputed
 from models.table import (
     CHANNEL_MULTIPLE,
@@ -36,6 +36,7 @@ from models.table import (
     resolve,
     scale_channels,
     scale_number,
+    without_auxiliary,
 )
 from utils.images.letterbox import Letterbox
 from utils.printable import excerpt
@@ -71,13 +72,16 @@ class Detector(nn.Module):
 
     table: plain values; store them to build the model again.
 
+    head_position: the row of the head. Rows after it are the auxiliary branch, with a head of its
+    own. Only training mode computes them, and `fuse` removes them.
+
     recompute: False by default; True saves memory in training. A row with one input and parameters,
     except the head, then keeps only that input for the backward pass (models/recompute.py). Values
     and gradients are bit-identical. yolov5s then keeps 21 % of the bytes. Recomputing only its C3
     rows would keep 42 %, in 0.9 of the time, and not every model has C3 rows.
 
-    Raises: ValueError that names the row for an unknown module, wrong arguments, or a Concat of
-    different strides.
+    Raises: ValueError that names the row for an unknown module, wrong arguments, a Concat of
+    different strides, or heads in other places.
     """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
@@ -85,11 +89,13 @@ class Detector(nn.Module):
         # Checks the table; one that is already resolved stays as it is.
         self.table = resolve(table, None, table.get("nc"), channels=table.get("ch", 3))
         self.rows = parse_rows(self.table)
+        self.head_position = len(self.table["backbone"]) + len(self.table["head"]) - 1
         self.layers = nn.ModuleList()
         self._info: list[LayerInfo] = []
         self._build()
         self._set_batch_norm()
-        self._freed_after = last_uses(self.rows)
+        self._freed_after = last_uses(self.rows[: self.head_position + 1])
+        self._freed_in_training = last_uses(self.rows, self.head_position)
         self.recompute = False
         self._recomputable = recomputable(self.rows, self.layers)
 
@@ -97,16 +103,21 @@ class Detector(nn.Module):
         """Append the layer of each row, given the channels and strides of the rows above it."""
         channels = {-1: self.table["ch"]}
         strides = {-1: Fraction(1)}
+        head_positions = {self.head_position, len(self.rows) - 1}
         for row in self.rows:
+            if not channels.keys() >= set(row.sources):
+                raise row.error(f"`from` names row {self.head_position}, the head")
             input_channels = [channels[source] for source in row.sources]
             input_strides = [strides[source] for source in row.sources]
             layer, info = build_layer(row, input_channels, input_strides, self.table)
 
             is_head = row.module in HEADS
-            is_last = row is self.rows[-1]
-            if is_head != is_last:
+            if is_head != (row.position in head_positions):
                 heads = ", ".join(HEADS)
-                raise row.error(f"the last row, and only the last row, must be a head ({heads})")
+                of_both = " of `head` and of `auxiliary`" if len(head_positions) > 1 else ""
+                raise row.error(
+                    f"the last row{of_both}, and only the last row, must be a head ({heads})"
+                )
 
             self.layers.append(layer)
             self._info.append(info)
@@ -115,7 +126,7 @@ class Detector(nn.Module):
                 strides[row.position] = input_strides[0] * layer.reduction
 
         num_classes = self.table["nc"]
-        if not self.rows or self.num_classes != num_classes:
+        if not self.rows or any(head.num_classes != num_classes for head in self.heads):
             source = self.table["source"]
             raise ValueError(
                 f"{source}: the table needs rows, and a head with {num_classes} classes (nc)"
@@ -133,8 +144,25 @@ class Detector(nn.Module):
 
     @property
     def head(self) -> Head:
-        """The last layer."""
-        return cast(Head, self.layers[-1])
+        """The head that detects: the last row of the table's `head`."""
+        return cast(Head, self.layers[self.head_position])
+
+    @property
+    def auxiliary_head(self) -> Head | None:
+        """The head of the auxiliary branch; None for a model without one."""
+        branch = self.auxiliary_layers
+        return cast(Head, branch[-1]) if branch else None
+
+    @property
+    def auxiliary_layers(self) -> list[nn.Module]:
+        """The layers after the head, which only training computes."""
+        return list(self.layers)[self.head_position + 1 :]
+
+    @property
+    def heads(self) -> list[Head]:
+        """The head that detects, and the auxiliary one if there is one."""
+        auxiliary = self.auxiliary_head
+        return [self.head] if auxiliary is None else [self.head, auxiliary]
 
     @property
     def num_classes(self) -> int:
@@ -175,7 +203,7 @@ class Detector(nn.Module):
 
         how: as for `Head.fit_to_boxes`.
         """
-        sentence = self.head.fit_to_boxes(sizes, **how)
+        sentence, *_ = [head.fit_to_boxes(sizes, **how) for head in self.heads]
         self.update_table()
         return sentence
 
@@ -184,20 +212,39 @@ class Detector(nn.Module):
         self.table |= self.head.table_entries()
 
     def forward(self, images: Tensor) -> Raw:
-        """Return the head's raw predictions for images [B, 3, H, W] in [0, 1]."""
+        """Return the head's raw predictions for images [B, 3, H, W] in [0, 1].
+
+        In training mode, a model with an auxiliary branch returns those of both heads, as
+        `WithAuxiliary`.
+        """
         # On CPUs with AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of
         # one column, and in gradients: such images are computed in 32 bits.
         precision: AbstractContextManager[object] = nullcontext()
         if torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides):
             precision = torch.autocast("cpu", enabled=False)
 
-        maps: dict[int, Any] = {-1: images}
+        last = len(self.rows) - 1
         with precision:
-            for row in self.rows:
-                maps[row.position] = self._run(row, maps)
-                for index in self._freed_after[row.position]:
-                    del maps[index]
-        return maps[len(self.rows) - 1]
+            if self.training and last > self.head_position:
+                maps = self._run_rows(images, self.rows, self._freed_in_training)
+                return WithAuxiliary(maps[self.head_position], maps[last])
+
+            rows = self.rows[: self.head_position + 1]
+            return self._run_rows(images, rows, self._freed_after)[self.head_position]
+
+    def _run_rows(
+        self, images: Tensor, rows: Sequence[TableRow], freed_after: Sequence[Sequence[int]]
+    ) -> dict[int, Any]:
+        """Return the maps that are left after rows 0 to N: the raw predictions of their heads.
+
+        freed_after: as `last_uses` returns it for these rows.
+        """
+        maps: dict[int, Any] = {-1: images}
+        for row in rows:
+            maps[row.position] = self._run(row, maps)
+            for index in freed_after[row.position]:
+                del maps[index]
+        return maps
 
     def _run(self, row: TableRow, maps: Mapping[int, Any]) -> Any:
         """Return the output of a row's layer for the maps that the row reads."""
@@ -225,14 +272,24 @@ class Detector(nn.Module):
     def fuse(self) -> "Detector":
         """Fold every BatchNorm into its convolution, in place; return this detector.
 
-        For inference only. Branches of the head that only training needs are removed.
+        For inference only. The auxiliary branch, and branches of the head that only training
+        needs, are removed.
         """
         self.eval()
+        self._remove_auxiliary()
         self.head.fuse()
         for module in self.modules():
             if isinstance(module, Conv):
                 module.fuse()
         return self
+
+    def _remove_auxiliary(self) -> None:
+        """Remove the layers after the head, in place."""
+        kept = self.head_position + 1
+        del self.layers[kept:]
+        del self.rows[kept:]
+        del self._info[kept:]
+        self.table = without_auxiliary(self.table)
 
     def info(self) -> list[LayerInfo]:
         """Return the layer table, one line per row, with the present number of parameters."""
@@ -397,10 +454,13 @@ def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> No
             )
 
 
-def last_uses(rows: Sequence[TableRow]) -> list[list[int]]:
-    """Return, for each row, the maps that no later row reads and that can be freed after it."""
-    # A map that nobody reads is freed after its own row; the last map is the result.
-    last_user = {row.position: row.position for row in rows[:-1]}
+def last_uses(rows: Sequence[TableRow], *results: int) -> list[list[int]]:
+    """Return, for each row, the maps that no later row reads and that can be freed after it.
+
+    results: rows whose maps are kept, besides that of the last one.
+    """
+    # A map that nobody reads is freed after its own row.
+    last_user = {row.position: row.position for row in rows[:-1] if row.position not in results}
     for row in rows:
         for source in row.sources:
             last_user[source] = row.position
@@ -460,12 +520,13 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
         maps[row.position] = output
 
-    head_row = model.rows[-1]
-    cells = [maps[source].shape[2] for source in head_row.sources]
-    if cells != [side // stride for stride in model.strides]:
-        raise head_row.error(
-            f"strides must be {model.strides}, but a {side} px image gives {cells} cells"
-        )
+    head_rows = [row for row in model.rows if row.module in HEADS]
+    for row, head in zip(head_rows, model.heads, strict=True):
+        cells = [maps[source].shape[2] for source in row.sources]
+        if cells != [side // stride for stride in head.strides]:
+            raise row.error(
+                f"strides must be {head.strides}, but a {side} px image gives {cells} cells"
+            )
     return model
 
 
@@ -509,8 +570,8 @@ def check_size(model: Detector) -> None:
 def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     """Return the billions of floating-point operations for one square image: 2 per multiply-add.
 
-    Those of convolutions and matrix products are counted. Nothing is computed: the model is built
-    and run on the meta device.
+    Those of convolutions and matrix products of all rows are counted, also of an auxiliary branch:
+    see `without_auxiliary`. Nothing is computed: the model is built and run on the meta device.
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
 
@@ -519,5 +580,5 @@ def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
         image = torch.empty(1, table["ch"], image_size, image_size)
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(image)
+        model._run_rows(image, model.rows, model._freed_in_training)
     return counter.get_total_flops() / 1e9

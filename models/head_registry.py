@@ -12,6 +12,7 @@ from models.heads.distance import DistanceHead, DualDistanceHead
 from models.heads.shared_distance import SharedDistanceHead
 from models.losses import Loss, LossGains
 from models.losses.anchor_based import AnchorBasedLoss
+from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.decoupled import DecoupledLoss
 from models.losses.distance import DistanceLoss, DualDistanceLoss
 from models.losses.shared_distance import SharedDistanceLoss
@@ -45,10 +46,16 @@ def family_of(head: Head) -> HeadFamily:
     raise ValueError(f"no loss is declared in HEADS for a head of class {type(head).__name__}")
 
 
-def build_loss(head: Head, gains: LossGains, say: Say = say_nothing) -> Loss:
+def build_loss(
+    head: Head, gains: LossGains, say: Say = say_nothing, *, auxiliary: Head | None = None
+) -> Loss:
     """Return the loss that trains `head`, which must be of a class in HEADS.
 
-    say: logs the `gains` without effect.
+    Args:
+        head: that of the model.
+        gains: weights and settings of the terms.
+        say: logs the `gains` without effect.
+        auxiliary: the head of the model's auxiliary branch, which the loss trains, too.
 
     Raises: ValueError if there is no such loss, or it does not support the head, for example
     because of its levels.
@@ -57,4 +64,7 @@ def build_loss(head: Head, gains: LossGains, say: Say = say_nothing) -> Loss:
     unused = [name for name in gains.changed() if name not in loss.uses]
     if unused:
         say(f"the loss of this head does not use {', '.join(unused)}: no effect")
-    return loss.from_head(head, gains)
+    main = loss.from_head(head, gains)
+    if auxiliary is None:
+        return main
+    return AuxiliaryLoss(main, build_loss(auxiliary, gains))

@@ -8,7 +8,8 @@ multiplies them, may be left out.
 Optional entries are the same for all models of a table. `batch_norm: {eps: 1.0e-5, momentum: 0.1}`
 is that of all its batch normalizations; the default is 0.001 and 0.03. `channel_multiple: 1`:
 scaled channels are rounded up to a multiple of it; the default is 8. `letterbox: top_left`: the
-model takes images at the top left of the canvas; the default is the center.
+model takes images at the top left of the canvas; the default is the center. `auxiliary`: rows that
+only training computes, after those of `head`; the last one is a second head.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
@@ -35,6 +36,7 @@ MAX_NUMBER = 1000  # limit for the rows, the layers, the anchor sizes, and the `
 MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
 CHANNEL_MULTIPLE = 8  # of scaled channels, by default
+IMAGES = "images"  # in `from`
 # in pixels; far from the limits of float32
 SMALLEST_ANCHOR = 1e-3
 LARGEST_ANCHOR = 100_000
@@ -57,6 +59,7 @@ KEYS = (
     "letterbox",
     "backbone",
     "head",
+    "auxiliary",
 )
 
 Anchors = int | Sequence[Sequence[float]]
@@ -246,6 +249,8 @@ def resolve(
         "backbone": table["backbone"],
         "head": table["head"],
     }
+    if table.get("auxiliary"):
+        resolved["auxiliary"] = table["auxiliary"]
     check_depth(resolved)
     return resolved
 
@@ -253,7 +258,7 @@ def resolve(
 def check_depth(resolved: Mapping[str, Any]) -> None:
     """Raise ValueError for a malformed row, and for more than MAX_NUMBER rows or layers."""
     source = resolved["source"]
-    rows = len(resolved["backbone"]) + len(resolved["head"])
+    rows = len(all_rows(resolved))
     if rows > MAX_NUMBER:
         raise ValueError(f"{source}: {rows:,} rows, at most {MAX_NUMBER} are allowed")
 
@@ -277,14 +282,14 @@ def check_keys(table: Mapping[str, Any], source: str) -> None:
             given = reprlib.repr(value)
             raise ValueError(f"{source}: `{key}` is {given}, but must be a whole number, 1 or more")
 
-    for key in ("backbone", "head"):
-        if not isinstance(table.get(key), list):
+    for key in ("backbone", "head", "auxiliary"):
+        is_left_out = key == "auxiliary" and table.get(key) is None
+        if not is_left_out and not isinstance(table.get(key), list):
             raise ValueError(
                 f"{source}: `{key}` must be a list of rows [from, number, module, args]"
             )
 
-    rows = [*table["backbone"], *table["head"]]
-    if "anchors" not in table and any(_names_anchors(row) for row in rows):
+    if "anchors" not in table and any(_names_anchors(row) for row in all_rows(table)):
         wanted = "one list w, h, w, h, ... per level, or a number per level"
         raise ValueError(f"{source}: `anchors` is missing: {wanted}")
 
@@ -461,13 +466,23 @@ def _is_anchor_size(value: Any) -> bool:
     return is_positive(value) and SMALLEST_ANCHOR <= value <= LARGEST_ANCHOR
 
 
+def all_rows(table: Mapping[str, Any]) -> list[Any]:
+    """Return the rows of a table as they are: backbone, head, and auxiliary if it has any."""
+    return [*table["backbone"], *table["head"], *(table.get("auxiliary") or [])]
+
+
+def without_auxiliary(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without its auxiliary rows: that of the model that detects."""
+    return {key: value for key, value in table.items() if key != "auxiliary"}
+
+
 def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
-    """Return the rows of a resolved table, backbone then head, with `from` as absolute indices.
+    """Return the rows of a resolved table, as `all_rows`, with `from` as absolute indices.
 
     Raises: ValueError that names the row if it is malformed or its `from` is out of range.
     """
     parsed = []
-    for index, row in enumerate([*table["backbone"], *table["head"]]):
+    for index, row in enumerate(all_rows(table)):
         where = f"{table['source']} row {index}"
         parsed.append(parse_row(row, index, where))
     return parsed
@@ -484,7 +499,9 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
     given, number, module, args = row
     where = f"{where} {format_row(row)}"
 
+    # A negative `from` counts back from this row; the images are in front of row 0.
     sources = list(given) if isinstance(given, (list, tuple)) else [given]
+    sources = [-1 - index if source == IMAGES else source for source in sources]
     if not sources or not all(is_whole(source) for source in sources):
         raise ValueError(f"{where}: `from` must be a row's index or a list of them")
 
@@ -494,7 +511,6 @@ def parse_row(row: Any, index: int, where: str) -> TableRow:
     if not isinstance(module, str) or not isinstance(args, (list, tuple)):
         raise ValueError(f"{where}: `module` must be a name and `args` a list")
 
-    # A negative `from` counts back from this row; the images are in front of row 0.
     absolute = []
     for source in sources:
         absolute.append(source + index if source < 0 else source)

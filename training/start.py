@@ -97,7 +97,7 @@ def start_model(
     if source:
         copied = transfer(model, names, source, source_names)
         origin, trained = _describe_transfer(model, copied, weights, len(names))
-    parameters = f"{count_parameters(model):,} parameters"
+    parameters = parameters_text(model)
     classes = counted(len(names), "class")
     say(f"{cfg or weights or 'yolov5n.yaml'}: {parameters}, {classes}, {origin}")
 
@@ -132,6 +132,16 @@ def _describe_transfer(
         zero = "they do not count as trained, because most convolutions are 0"
         return f"{origin}; {zero}", None
     return origin, TrainedWeights(rms, all_classes=copied.classes == num_classes)
+
+
+def parameters_text(model: Detector) -> str:
+    """Return the number of parameters as text, and of those that only training needs."""
+    total = count_parameters(model)
+    auxiliary = sum(count_parameters(layer) for layer in model.auxiliary_layers)
+    text = f"{total:,} parameters"
+    if auxiliary:
+        text += f" ({auxiliary:,} of them in the auxiliary branch)"
+    return text
 
 
 def weight_rms(model: nn.Module) -> float:

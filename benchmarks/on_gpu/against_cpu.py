@@ -74,7 +74,7 @@ def losses_and_gradients(
     setting = Setting(cfg=cfg, img=scope.sizes.check_img, batch=2)
     batch = made_up_batch(setting, 0, device)
     images = to_device(batch.images, device, torch.float64)
-    criterion = build_loss(model.head, LossGains()).double()
+    criterion = build_loss(model.head, LossGains(), auxiliary=model.auxiliary_head).double()
     losses = criterion(model(images), pad_targets(batch.targets))
     criterion.weighted_sum(losses).backward()
 

@@ -1,7 +1,7 @@
 """Heads: feature maps -> raw predictions -> boxes and scores; see models/head_registry.py."""
 
 from models.heads.anchor_based import AnchorBasedHead
-from models.heads.base import Head, Raw
+from models.heads.base import Head, Raw, WithAuxiliary
 from models.heads.decoupled import DecoupledHead
 from models.heads.distance import DistanceHead, DualDistanceHead
 from models.heads.point_distance import PointDistanceHead
@@ -16,4 +16,5 @@ __all__ = [
     "PointDistanceHead",
     "Raw",
     "SharedDistanceHead",
+    "WithAuxiliary",
 ]

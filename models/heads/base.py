@@ -8,7 +8,7 @@ L levels of the head, B images, N predictions per image over all levels, C class
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,15 @@ from models.blocks import Layer
 Raw = Any  # what a head passes to its loss: a list or tuple of tensors, possibly nested
 
 
+class WithAuxiliary(NamedTuple):
+    """The raw predictions of both heads of a model with an auxiliary branch, in training."""
+
+    main: Raw
+    auxiliary: Raw
+
+
 class Head(Layer, ABC):
-    """Base class of heads. A head is the last row of a table.
+    """Base class of heads. A head is the last row of a table's `head`, and of its `auxiliary`.
 
     The constructor takes the input channels of each level, the row's args, and `strides=`.
 

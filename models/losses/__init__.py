@@ -1,6 +1,7 @@
 """Losses: raw predictions and targets -> named, weighted terms, each for one kind of head."""
 
 from models.losses.anchor_based import AnchorBasedLoss
+from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.base import Loss, LossGains
 from models.losses.decoupled import DecoupledLoss
 from models.losses.distance import DistanceLoss, DualDistanceLoss
@@ -8,6 +9,7 @@ from models.losses.shared_distance import SharedDistanceLoss
 
 __all__ = [
     "AnchorBasedLoss",
+    "AuxiliaryLoss",
     "DecoupledLoss",
     "DistanceLoss",
     "DualDistanceLoss",

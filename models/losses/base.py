@@ -50,7 +50,7 @@ class Loss(nn.Module, ABC):
     have an effect.
     """
 
-    terms: ClassVar[tuple[str, ...]]
+    terms: tuple[str, ...]
     uses: ClassVar[tuple[str, ...]]
     # `assign` and `compute_terms`, compiled; set by compile_loss
     compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None

@@ -12,7 +12,7 @@ from models.heads import Head
 class Copied(NamedTuple):
     """What was copied: numbers of tensors, of tensors in the model, and of classes.
 
-    share: of the model's values, 0 to 1.
+    share: of the values of the model without its auxiliary branch, 0 to 1.
     """
 
     tensors: int
@@ -44,47 +44,57 @@ def transfer(
     the data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to the present
     data.
     """
-    head_prefix = _head_prefix(model)
-    head_tensors = [
-        value for key, value in model.head.state_dict().items() if key not in model.head.fitted
-    ]
+    common = []
+    for index, name in enumerate(names):
+        if name in given_names:
+            common.append((index, given_names.index(name)))
 
-    # The layers before the head.
+    # All layers but the heads.
+    heads = _heads(model)
     state = given.state_dict()
     body = {}
     for key, value in model.state_dict().items():
-        if not key.startswith(head_prefix):
+        if not key.startswith(tuple(heads)):
             body[key] = value
     fitting = _fitting(body, state)
     model.load_state_dict(fitting, strict=False)
     tensors = len(fitting)
-    values = _count(fitting.values())
+    total = len(body)
 
-    # The head.
+    # Values of the layers that detect: those up to the head.
+    after_head = range(model.head_position + 1, len(model.layers))
+    auxiliary = tuple(f"layers.{position}." for position in after_head)
+    values = _count(value for key, value in fitting.items() if not key.startswith(auxiliary))
+    all_values = _count(value for key, value in body.items() if not key.startswith(auxiliary))
+
+    # The heads.
     classes = 0
-    if head_prefix == _head_prefix(given) and type(model.head) is type(given.head):
-        common = []
-        for index, name in enumerate(names):
-            if name in given_names:
-                common.append((index, given_names.index(name)))
+    given_heads = _heads(given)
+    for prefix, head in heads.items():
+        head_tensors = [value for key, value in head.state_dict().items() if key not in head.fitted]
+        total += len(head_tensors)
 
-        copied, has_classes = _transfer_head(model.head, given.head, common)
+        copied: list[int] = []
+        has_classes = False
+        if type(head) is type(given_heads.get(prefix)):
+            copied, has_classes = _transfer_head(head, given_heads[prefix], common)
         tensors += sum(count > 0 for count in copied)
-        values += sum(copied)
-        if has_classes:
-            classes = len(common)
 
-    return Copied(
-        tensors=tensors,
-        total=len(body) + len(head_tensors),
-        classes=classes,
-        share=values / (_count(body.values()) + _count(head_tensors)),
-    )
+        if head is model.head:
+            all_values += _count(head_tensors)
+            values += sum(copied)
+            classes = len(common) if has_classes else 0
+
+    return Copied(tensors=tensors, total=total, classes=classes, share=values / all_values)
 
 
-def _head_prefix(detector: Detector) -> str:
-    """Return what the names of the head's tensors start with."""
-    return f"layers.{len(detector.layers) - 1}."
+def _heads(detector: Detector) -> dict[str, Head]:
+    """Return the heads by what the names of their tensors start with."""
+    positions = [detector.head_position, len(detector.layers) - 1]
+    return {
+        f"layers.{position}.": head
+        for position, head in zip(positions, detector.heads, strict=False)
+    }
 
 
 def _fitting(body: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:

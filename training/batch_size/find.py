@@ -46,7 +46,8 @@ def find_batch_size(
 
     Raises ValueError as `choose_batch` does.
     """
-    criterion = build_loss(model.head, loss_gains(hyp, cfg.label_smoothing))
+    gains = loss_gains(hyp, cfg.label_smoothing)
+    criterion = build_loss(model.head, gains, auxiliary=model.auxiliary_head)
     criterion.to(weights_dtype(precision))
 
     # The most that a batch of the run can hold: pixels and, in a mosaic, the boxes of four images.
