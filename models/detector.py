@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.blocks import LAYERS, Conv, Layer, Stack
+from models.blocks import LAYERS, Layer, Stack
 from models.head_registry import HEADS
 from models.heads import Head, Raw, WithAuxiliary
 from models.recompute import recomputed
@@ -270,7 +270,9 @@ class Detector(nn.Module):
         return self.head.decode(raw)
 
     def fuse(self) -> "Detector":
-        """Fold every BatchNorm into its convolution, in place; return this detector.
+        """Fold every BatchNorm into its convolution, and merge convolutions, in place.
+
+        Returns this detector.
 
         For inference only. The auxiliary branch, and branches of the head that only training
         needs, are removed.
@@ -278,8 +280,8 @@ class Detector(nn.Module):
         self.eval()
         self._remove_auxiliary()
         self.head.fuse()
-        for module in self.modules():
-            if isinstance(module, Conv):
+        for module in list(self.modules()):
+            if isinstance(module, Layer):
                 module.fuse()
         return self
 

@@ -27,6 +27,9 @@ class Layer(nn.Module):
     # takes the row's number as `repeats=`, instead of being stacked
     repeats_inside: ClassVar[bool] = False
 
+    def fuse(self) -> None:
+        """Merge, for inference, what only training needs apart; a second call changes nothing."""
+
 
 def whole_stride(stride: int) -> Fraction:
     """Return `stride` as a reduction.

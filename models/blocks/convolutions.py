@@ -56,6 +56,27 @@ class LinearConv(Conv):
         self.act = nn.Identity()
 
 
+class PlainConv(Layer):
+    """A convolution with bias, without normalization and activation; `nn.Conv2d` in tables."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.reduction = whole_stride(stride)
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
 class SeparableConv(Layer):
     """Depthwise separable convolution: one of each channel by itself, then a 1x1 convolution.
 

@@ -1,12 +1,22 @@
 """The layers by their name in model tables. To add a layer, add a line to LAYERS."""
 
 from models.blocks.base import Layer
-from models.blocks.convolutions import Conv, SeparableConv
+from models.blocks.convolutions import Conv, PlainConv, SeparableConv
 from models.blocks.cross_stage import C2PSA, C3, Bottleneck, C2f, C3k2, SeparableC3
 from models.blocks.csp_next import CSPNeXt
 from models.blocks.joining import Concat
 from models.blocks.normalization import Normalize
-from models.blocks.resizing import SPP, SPPF, MaxPool, Upsample, ZeroPad
+from models.blocks.reparameterized import ELAN, RepConv, RepNCSP, RepNCSPELAN
+from models.blocks.resizing import (
+    SPP,
+    SPPF,
+    AConv,
+    ADown,
+    EnlargeAndAdd,
+    MaxPool,
+    Upsample,
+    ZeroPad,
+)
 
 LAYERS: dict[str, type[Layer]] = {
     "Conv": Conv,
@@ -18,10 +28,18 @@ LAYERS: dict[str, type[Layer]] = {
     "C2f": C2f,
     "C3k2": C3k2,
     "C2PSA": C2PSA,
+    "RepConv": RepConv,
+    "RepNCSP": RepNCSP,
+    "ELAN": ELAN,
+    "RepNCSPELAN": RepNCSPELAN,
     "SPP": SPP,
     "SPPF": SPPF,
+    "AConv": AConv,
+    "ADown": ADown,
     "Concat": Concat,
+    "CBFuse": EnlargeAndAdd,
     "Normalize": Normalize,
+    "nn.Conv2d": PlainConv,
     "nn.Upsample": Upsample,
     "nn.MaxPool2d": MaxPool,
     "nn.ZeroPad2d": ZeroPad,

@@ -1,15 +1,15 @@
-"""Pooling, enlarging and padding of maps."""
+"""Pooling, enlarging, padding and shrinking of maps."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from models.blocks.base import Layer, whole_stride
 from models.blocks.convolutions import Conv, LinearConv
-from models.blocks.joining import join
+from models.blocks.joining import halves, join
 
 MAX_REPEATS = 100  # of a pool: of a block with few channels, a table could otherwise demand hours
 MODES = {"nearest", "bilinear"}  # of enlarging
@@ -110,6 +110,82 @@ class MaxPool(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pool(x)
+
+
+class EnlargeAndAdd(Layer):
+    """Maps with equal channels, enlarged to the size of the last one and added.
+
+    Each value becomes a square of equal ones. `CBFuse` in tables.
+
+    Source: CBNet, arXiv 2107.00420, section 3.3, as in YOLOv9's auxiliary branch.
+    """
+
+    multi_input = True
+    scales_width = False
+
+    def __init__(self, in_channels: Sequence[int], *, strides: Sequence[Fraction]) -> None:
+        super().__init__()
+        if len(set(in_channels)) > 1:
+            raise ValueError(f"maps of {list(in_channels)} channels cannot be added")
+        factors = [stride / strides[-1] for stride in strides]
+        if any(factor.denominator != 1 for factor in factors):
+            given = ", ".join(map(str, strides))
+            raise ValueError(
+                f"maps of strides {given}: each must be a multiple of the last, to be enlarged"
+            )
+        self.out_channels = in_channels[-1]
+        self.reduction = strides[-1] / strides[0]  # of the first input, from which strides count
+        self.factors = [float(factor) for factor in factors]
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        *others, total = maps
+        for x, factor in zip(others, self.factors, strict=False):
+            total = total + interpolate(x, scale_factor=factor, mode="nearest")
+        return total
+
+
+class AConv(Layer):
+    """The means of 2x2 cells, one cell apart, then a 3x3 convolution of stride 2.
+
+    Source: facts of YOLOv9's layout.
+    """
+
+    reduction = Fraction(2)
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.conv = Conv(in_channels, out_channels, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(avg_pool2d(x, 2, 1))
+
+
+class ADown(Layer):
+    """The means of 2x2 cells, one cell apart, then each half of the channels shrunk to its own way.
+
+    The first half by a 3x3 convolution of stride 2, the second by a max pool of stride 2 and a 1x1
+    convolution.
+
+    Source: facts of YOLOv9's layout.
+    """
+
+    reduction = Fraction(2)
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        if in_channels % 2 or out_channels % 2:
+            raise ValueError(
+                f"channels must be even, to be halved, got {in_channels} and {out_channels}"
+            )
+        self.out_channels = out_channels
+        self.conv1 = Conv(in_channels // 2, out_channels // 2, 3, 2)
+        self.conv2 = Conv(in_channels // 2, out_channels // 2, 1)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = halves(avg_pool2d(x, 2, 1))
+        return join((self.conv1(first), self.conv2(self.pool(second))))
 
 
 class ZeroPad(Layer):

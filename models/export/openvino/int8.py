@@ -29,7 +29,7 @@ def quantized_openvino(graph: Any, batches: Sequence[Tensor]) -> Any:
 
         in_float = nncf.IgnoredScope(
             names=sorted(float_operators(graph)),
-            types=["Add", "Concat", "MaxPool", "Multiply"],
+            types=["Add", "AvgPool", "Concat", "MaxPool", "Multiply"],
             validate=False,
         )
         extremes = nncf.AdvancedQuantizationParameters(
