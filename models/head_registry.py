@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from models.heads import Head
 from models.heads.anchor_based import AnchorBasedHead
 from models.heads.decoupled import DecoupledHead
-from models.heads.distance import DistanceHead, DualDistanceHead
+from models.heads.distance import DistanceHead, DualDistanceHead, GroupedDistanceHead
 from models.heads.shared_distance import SharedDistanceHead
 from models.losses import Loss, LossGains
 from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.decoupled import DecoupledLoss
-from models.losses.distance import DistanceLoss, DualDistanceLoss
+from models.losses.distance import DistanceLoss, DualDistanceLoss, GroupedDistanceLoss
 from models.losses.shared_distance import SharedDistanceLoss
 from utils.log import Say, say_nothing
 
@@ -31,6 +31,7 @@ HEADS: dict[str, HeadFamily] = {
     "Detect": HeadFamily(head=AnchorBasedHead, loss=AnchorBasedLoss),
     "DecoupledDetect": HeadFamily(head=DecoupledHead, loss=DecoupledLoss),
     "DistanceDetect": HeadFamily(head=DistanceHead, loss=DistanceLoss),
+    "GroupedDistanceDetect": HeadFamily(head=GroupedDistanceHead, loss=GroupedDistanceLoss),
     "DualDistanceDetect": HeadFamily(head=DualDistanceHead, loss=DualDistanceLoss),
     "SharedDistanceDetect": HeadFamily(head=SharedDistanceHead, loss=SharedDistanceLoss),
 }

@@ -79,19 +79,26 @@ TABLE: dict[str, Any] = {  # has a layer of every class
         [-1, 1, "nn.MaxPool2d", [2, 1, 0]],
         [-1, 1, "Bottleneck", [8]],
         [-1, 1, "C2f", [8]],
-        [-1, 1, "Conv", [16, 3, 2]],  # 8, stride 8
-        [-1, 1, "SeparableConv", [16, 3, 2]],
+        [-1, 1, "ADown", [16]],  # 8, stride 8
+        [-1, 1, "AConv", [16]],
+        [-1, 1, "SeparableConv", [16]],
+        [-1, 1, "RepConv", [16]],
+        [-1, 1, "RepNCSP", [16]],
+        [-1, 1, "ELAN", [16]],
+        [-1, 1, "RepNCSPELAN", [16]],
         [-1, 1, "C3k2", [16, True]],
         [-1, 1, "CSPNeXt", [16, True, True]],
         [-1, 1, "SPPF", [16, 5]],
         [-1, 1, "SPP", [16]],
-        [-1, 1, "C2PSA", [128]],  # 14, stride 16: output
+        [-1, 1, "C2PSA", [128]],
+        [-1, 1, "nn.Conv2d", [128]],  # 20, stride 16: output
     ],
     "head": [
         [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
         [[-1, 8], 1, "Concat", [1]],
-        [-1, 1, "SeparableC3", [16]],  # 17, stride 8: output
-        [[17, 14], 1, "Detect", ["nc", "anchors"]],
+        [-1, 1, "SeparableC3", [16]],
+        [[14, -1], 1, "CBFuse", []],  # 24, stride 8: output
+        [[24, 20], 1, "Detect", ["nc", "anchors"]],
     ],
 }
 # The same levels with fewer layers, for other heads.
@@ -111,13 +118,20 @@ HEAD_ARGS: dict[str, Any] = {
     "DistanceDetect": ["nc"],
     "DualDistanceDetect": ["nc"],
     "SharedDistanceDetect": ["nc"],
+    "GroupedDistanceDetect": ["nc"],
 }
+# Rows after SHORT's head, which only training computes.
+AUXILIARY: list[Any] = [
+    ["images", 1, "Conv", [16, 3, 8]],
+    [[4, -1], 1, "CBFuse", []],  # 7, stride 8
+    [[7, 4], 1, "GroupedDistanceDetect", ["nc"]],
+]
 
 
-def table_with(head: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Return TABLE, or SHORT with another head than Detect."""
+def table_with(head: str, args: Sequence[Any], auxiliary: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return TABLE, or SHORT with another head than Detect, and with auxiliary rows."""
     if head != "Detect":
-        return SHORT | {"head": [[[3, 4], 1, head, args]]}
+        return SHORT | {"head": [[[3, 4], 1, head, args]], "auxiliary": [*auxiliary]}
     return TABLE | {"head": [*TABLE["head"][:-1], [TABLE["head"][-1][0], 1, head, args]]}
 
 
@@ -241,7 +255,9 @@ class Epoch:
         self.model.to(memory_format=torch.channels_last).to(META)
         self.model.recompute = recompute
         set_training(self.model, freeze(self.model, frozen))
-        self.criterion = build_loss(self.model.head, LossGains(**gains)).to(META)
+        auxiliary = self.model.auxiliary_head
+        self.criterion = build_loss(self.model.head, LossGains(**gains), auxiliary=auxiliary)
+        self.criterion.to(META)
         self.state = build_train_state(
             self.model,
             world,
@@ -322,6 +338,11 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 1, {"head": ("DistanceDetect", ["nc", 16]), "recompute": True}),
         ("AdamW", 2, {"head": ("DistanceDetect", ["nc", 1, True])}),
         ("SGD", 2, {"head": ("DualDistanceDetect", ["nc"]), "scale": True}),
+        (
+            "SGD",
+            2,
+            {"head": ("GroupedDistanceDetect", ["nc"], AUXILIARY), "recompute": True},
+        ),
         ("Adam", 1, {"scale": True, "fl_gamma": 1.5, "label_smoothing": 0.1}),
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device
     ],

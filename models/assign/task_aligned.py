@@ -37,6 +37,7 @@ def task_aligned(
     candidates: int = 10,
     kept: int | None = None,
     smallest: float = 0.0,
+    reach: Tensor | None = None,
 ) -> ScoredAssignment:
     """Return the predictions that are assigned to targets.
 
@@ -55,9 +56,14 @@ def task_aligned(
         kept: how many of them are assigned; None: all.
         smallest: a side of a box that is shorter, in pixels, is lengthened to this when candidates
             are chosen.
+        reach: the longest distance of each prediction, in pixels, [N]. The candidates are then of
+            the points inside the box or on its sides, from which no side is farther. A target of
+            which no such point has an alignment above 0 gets the one prediction, of all, that is
+            aligned best, if its alignment is above 0. None: no limit, and no such prediction.
 
     Source: TOOD, arXiv 2108.07755, sections 3.2 and 3.3, equation 4, with CIoU instead of IoU;
-    `kept` of 1 is the one-to-one matching of YOLOv10, arXiv 2405.14458, section 3.1.
+    `kept` of 1 is the one-to-one matching of YOLOv10, arXiv 2405.14458, section 3.1; `reach` is a
+    fact of YOLOv9's assignment.
     """
     images, predictions_per_image, _ = classes.shape
     image = targets[:, 0].long()
@@ -72,12 +78,13 @@ def task_aligned(
     # so that no point is inside.
     half = boxes[:, 2:].clamp(min=smallest) / 2 - MIN_DEPTH
     half = half.masked_fill((class_id < 0)[:, None], 0)
+    corners = targets[:, 2:].to(boxes_xyxy.dtype)
 
     # The candidates: the points inside the box with the largest alignment.  [T, K]
     slots = min(candidates, predictions_per_image)
 
     def best_aligned(
-        image: Tensor, class_id: Tensor, boxes: Tensor, half: Tensor
+        image: Tensor, class_id: Tensor, boxes: Tensor, half: Tensor, corners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the alignment, the number and the CIoU of the best predictions, [rows, K] each."""
         # s and u of each target and each prediction of its image.  [rows, N]
@@ -89,16 +96,23 @@ def task_aligned(
         alignment = score.sqrt_() * (iou**3).square_()
 
         # 0 for the points that are not inside the box.
-        x, y = points.unbind(1)
-        outside_x = (x - boxes[:, :1]).abs() >= half[:, :1]
-        outside_y = (y - boxes[:, 1:2]).abs() >= half[:, 1:]
-        alignment.masked_fill_(outside_x | outside_y, 0)
-
-        largest, number = alignment.topk(slots, 1)
+        if reach is None:
+            x, y = points.unbind(1)
+            outside_x = (x - boxes[:, :1]).abs() >= half[:, :1]
+            outside_y = (y - boxes[:, 1:2]).abs() >= half[:, 1:]
+            alignment.masked_fill_(outside_x | outside_y, 0)
+            largest, number = alignment.topk(slots, 1)
+        else:
+            alignment.masked_fill_((class_id < 0)[:, None], 0)
+            best_of_all = alignment.max(1, keepdim=True)
+            alignment.masked_fill_(~_within_reach(points, corners, reach), 0)
+            largest, number = alignment.topk(slots, 1)
+            largest, number = _or_best_of_all(largest, number, *best_of_all)
         return largest, number, iou.gather(1, number)
 
     rows = pairs_at_a_time(targets.device) // max(predictions_per_image, 1)
-    alignment, number, iou = in_row_blocks(best_aligned, rows, image, class_id, boxes, half)
+    tables = (image, class_id, boxes, half, corners)
+    alignment, number, iou = in_row_blocks(best_aligned, rows, *tables)
 
     # Each prediction goes to one target.
     prediction = image[:, None] * predictions_per_image + number  # [T, K]
@@ -124,6 +138,38 @@ def task_aligned(
         target=target.flatten(),
         target_score=target_score.flatten(),
         valid=valid.flatten(),
+    )
+
+
+def _within_reach(points: Tensor, corners: Tensor, reach: Tensor) -> Tensor:
+    """Return whether each point is in a box, or on its side, with no side out of reach, [rows, N].
+
+    points: x, y, [N, 2]. corners: boxes x1, y1, x2, y2, [rows, 4]. reach: of each point, [N].
+    """
+    x, y = points.unbind(1)
+    x1, y1, x2, y2 = corners.split(1, 1)
+    left, top, right, bottom = x - x1, y - y1, x2 - x, y2 - y  # [rows, N]
+    nearest = torch.minimum(torch.minimum(left, top), torch.minimum(right, bottom))
+    farthest = torch.maximum(torch.maximum(left, top), torch.maximum(right, bottom))
+    return (nearest >= 0) & (farthest <= reach)
+
+
+def _or_best_of_all(
+    largest: Tensor, number: Tensor, best: Tensor, best_number: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the candidates; instead of a target's first, if it has none, the best of all.
+
+    largest, number: alignments and numbers of the candidates, best first, [rows, K]. best,
+    best_number: of all predictions, [rows, 1].
+    """
+    if not largest.shape[1]:
+        return largest, number
+    has_none = largest[:, :1] <= 0
+    first = torch.where(has_none, best, largest[:, :1])
+    first_number = torch.where(has_none, best_number, number[:, :1])
+    return (
+        torch.cat([first, largest[:, 1:]], 1),
+        torch.cat([first_number, number[:, 1:]], 1),
     )
 
 

@@ -3,7 +3,7 @@
 from models.heads.anchor_based import AnchorBasedHead
 from models.heads.base import Head, Raw, WithAuxiliary
 from models.heads.decoupled import DecoupledHead
-from models.heads.distance import DistanceHead, DualDistanceHead
+from models.heads.distance import DistanceHead, DualDistanceHead, GroupedDistanceHead
 from models.heads.point_distance import PointDistanceHead
 from models.heads.shared_distance import SharedDistanceHead
 
@@ -12,6 +12,7 @@ __all__ = [
     "DecoupledHead",
     "DistanceHead",
     "DualDistanceHead",
+    "GroupedDistanceHead",
     "Head",
     "PointDistanceHead",
     "Raw",

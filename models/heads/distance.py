@@ -5,9 +5,9 @@ of a distance.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from fractions import Fraction
-from math import log
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,17 @@ from models.heads.point_distance import Levels, PointDistanceHead
 START_BOXES = 5  # in an image of 640 px: how many the initial class probabilities stand for
 START_DISTANCE = 2.0  # initial distance of a head without bins, in strides
 MAX_CLASSES = 100  # the class branch has as many channels as classes, up to this
+SIDES = 4
+START_LOGIT = -10.0  # initial class bias of a grouped head
+MAX_CLASS_CHANNELS = 128  # of a grouped head: two for each class, up to this
 
 
 class Branches(nn.Module):
     """The convolutions of a head: a branch for the sides, and one for the classes, on each level.
+
+    class_channels: of the class branch; 0 for as many as YOLOv8's. class_bias: the initial one;
+    None for that of START_BOXES boxes in all cells of a level. groups: of the last two convolutions
+    of the side branch.
 
     Source: decoupled branches, YOLOX (arXiv 2107.08430); widths and initial biases are facts of
     YOLOv8 and YOLO11.
@@ -35,31 +42,43 @@ class Branches(nn.Module):
         bins: int,
         separable: bool,
         strides: Sequence[int],
+        *,
+        class_channels: int = 0,
+        class_bias: float | None = None,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         side_channels = max(16, in_channels[0] // 4, 4 * bins)
-        class_channels = max(in_channels[0], min(num_classes, MAX_CLASSES))
+        side_channels = math.ceil(side_channels / groups) * groups
+        if not class_channels:
+            class_channels = max(in_channels[0], min(num_classes, MAX_CLASSES))
 
-        def branch(
-            kind: type[Conv | SeparableConv], channels: int, width: int, outputs: int
-        ) -> nn.Sequential:
+        def side_branch(channels: int) -> nn.Sequential:
             return nn.Sequential(
-                kind(channels, width, 3), kind(width, width, 3), OutputConv(width, outputs, 1)
+                Conv(channels, side_channels, 3),
+                Conv(side_channels, side_channels, 3, groups=groups),
+                OutputConv(side_channels, 4 * bins, 1, groups=groups),
             )
 
-        conv = SeparableConv if separable else Conv
-        self.sides = nn.ModuleList(
-            branch(Conv, channels, side_channels, 4 * bins) for channels in in_channels
-        )
-        self.classes = nn.ModuleList(
-            branch(conv, channels, class_channels, num_classes) for channels in in_channels
-        )
+        conv: type[Conv | SeparableConv] = SeparableConv if separable else Conv
+
+        def class_branch(channels: int) -> nn.Sequential:
+            return nn.Sequential(
+                conv(channels, class_channels, 3),
+                conv(class_channels, class_channels, 3),
+                OutputConv(class_channels, num_classes, 1),
+            )
+
+        self.sides = nn.ModuleList(side_branch(channels) for channels in in_channels)
+        self.classes = nn.ModuleList(class_branch(channels) for channels in in_channels)
 
         side_bias = START_DISTANCE if bins == 1 else 1.0
         for sides, classes, stride in zip(self.sides, self.classes, strides, strict=True):
-            class_bias = log(START_BOXES / num_classes / (640 / stride) ** 2)
+            bias = class_bias
+            if bias is None:
+                bias = math.log(START_BOXES / num_classes / (640 / stride) ** 2)
             nn.init.constant_(sides.get_parameter("2.bias"), side_bias)
-            nn.init.constant_(classes.get_parameter("2.bias"), class_bias)
+            nn.init.constant_(classes.get_parameter("2.bias"), bias)
 
     def forward(self, maps: list[Tensor]) -> Levels:
         """Return raw maps [B, H, W, 4 D + C], one per level."""
@@ -99,7 +118,11 @@ class DistanceHead(PointDistanceHead):
         self.bins = bins
         self.side_values = 4 * bins
         self.constants = bins if bins > 1 else 0  # what the bins stand for: 0 to D - 1
-        self.branches = Branches(in_channels, num_classes, bins, separable, self.strides)
+        self.branches = self._branches(in_channels, separable)
+
+    def _branches(self, in_channels: Sequence[int], separable: bool) -> Branches:
+        """Return the convolutions; subclasses have others."""
+        return Branches(in_channels, self.num_classes, self.bins, separable, self.strides)
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the class outputs as rows per class [C, ...]; everything else is shared."""
@@ -116,6 +139,46 @@ class DistanceHead(PointDistanceHead):
     def distances(self, raw: Tensor) -> Tensor:
         """Return the distances left, top, right, bottom [..., 4] in strides: see `sides_of`."""
         return sides_of(raw, self.bins)
+
+
+class GroupedDistanceHead(DistanceHead):
+    """A distance head in which each side is predicted from a quarter of its branch's channels.
+
+    `GroupedDistanceDetect` in tables.
+
+    class_channels: of the class branch; 0 for two per class, at most 128, and at least as many as
+    the first level has.
+
+    Source: facts of YOLOv9's head and its initial biases.
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        num_classes: int,
+        bins: int = 16,
+        class_channels: int = 0,
+        *,
+        strides: Sequence[Fraction],
+    ) -> None:
+        if bins < 2:
+            raise ValueError(f"this head needs 2 or more bins, got {bins}")
+        self.class_channels = class_channels
+        super().__init__(in_channels, num_classes, bins, strides=strides)
+        self.constants = bins * len(in_channels)  # published totals count them on each level
+
+    def _branches(self, in_channels: Sequence[int], separable: bool) -> Branches:
+        by_rule = max(in_channels[0], min(2 * self.num_classes, MAX_CLASS_CHANNELS))
+        return Branches(
+            in_channels,
+            self.num_classes,
+            self.bins,
+            separable,
+            self.strides,
+            class_channels=self.class_channels or by_rule,
+            class_bias=START_LOGIT,
+            groups=SIDES,
+        )
 
 
 class DualDistanceHead(DistanceHead):

@@ -4,7 +4,7 @@ from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.base import Loss, LossGains
 from models.losses.decoupled import DecoupledLoss
-from models.losses.distance import DistanceLoss, DualDistanceLoss
+from models.losses.distance import DistanceLoss, DualDistanceLoss, GroupedDistanceLoss
 from models.losses.shared_distance import SharedDistanceLoss
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DecoupledLoss",
     "DistanceLoss",
     "DualDistanceLoss",
+    "GroupedDistanceLoss",
     "Loss",
     "LossGains",
     "SharedDistanceLoss",

@@ -5,6 +5,7 @@ bins, T targets, M slots.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,7 @@ class DistanceLoss(PointDistanceLoss):
     """
 
     terms = ("box", "cls", "dfl")
+    within_reach: ClassVar[bool] = False  # see `_reach`
 
     def __init__(
         self,
@@ -104,7 +106,17 @@ class DistanceLoss(PointDistanceLoss):
             candidates=self.candidates,
             kept=self.kept,
             smallest=self.smallest,
+            reach=self._reach(strides),
         )
+
+    def _reach(self, strides: Tensor) -> Tensor | None:
+        """Return the longest distance of each prediction in pixels, [N]; None for no limit.
+
+        strides: of each prediction, [N, 1].
+        """
+        if not self.within_reach:
+            return None
+        return strides[:, 0] * (self.bins - 1 - BELOW_LAST_BIN)
 
     def terms_of(
         self, predictions: DistancePredictions, targets: Tensor, count: Tensor, ignored: Tensor
@@ -144,6 +156,18 @@ class DistanceLoss(PointDistanceLoss):
 
         sums = {"box": box, "cls": cls, "dfl": dfl}
         return {name: value / count * self.gains[name] for name, value in sums.items()}
+
+
+class GroupedDistanceLoss(DistanceLoss):
+    """The loss terms of a `GroupedDistanceHead`: those of a distance head, assigned by other rules.
+
+    The candidates of a target are the points inside or on its box from which the bins reach all of
+    its sides; a target without any gets its best prediction.
+
+    Source: facts of YOLOv9's assignment.
+    """
+
+    within_reach = True
 
 
 class DualDistanceLoss(Loss):

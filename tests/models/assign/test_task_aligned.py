@@ -97,6 +97,7 @@ def slow_task_aligned(
     candidates: int = 10,
     kept: int | None = None,
     smallest: float = 0.0,
+    reach: Tensor | None = None,
 ) -> Found:
     """A candidate of alignment 0 is left out: its target score is 0, as that of a prediction that
     is not assigned.
@@ -107,14 +108,22 @@ def slow_task_aligned(
             continue
         more_x, more_y = max(smallest - (x2 - x1), 0) / 2, max(smallest - (y2 - y1), 0) / 2
         claims[row] = []
+        everywhere = []
         for n, (x, y) in enumerate(points.tolist()):
-            if x1 - more_x < x < x2 + more_x and y1 - more_y < y < y2 + more_y:
+            is_candidate = x1 - more_x < x < x2 + more_x and y1 - more_y < y < y2 + more_y
+            if reach is not None:
+                distances = (x - x1, y - y1, x2 - x, y2 - y)
+                is_candidate = min(distances) >= 0 and max(distances) <= reach[n]
+            if is_candidate or reach is not None:
                 u = max(ciou_of(boxes[int(image), n].tolist(), [x1, y1, x2, y2]), 0)
                 t = (
                     1 / (1 + math.exp(-classes[int(image), n, int(of_class)].item()))
                 ) ** 0.5 * u**6
                 if t > 0:
-                    claims[row].append((t, u, (int(image), n)))
+                    everywhere.append((t, u, (int(image), n)))
+                    claims[row] += everywhere[-1:] if is_candidate else []
+        if reach is not None and not claims[row]:
+            claims[row] = sorted(everywhere, reverse=True)[:1]
         claims[row] = sorted(claims[row], reverse=True)[:candidates]
     winner: dict[tuple[int, int], tuple[float, int]] = {}
     for row, those in claims.items():
@@ -182,6 +191,24 @@ def test_assignment_equals_slow_loops(seed, settings, monkeypatch):
     assert expected
     assert_same(assigned(*predictions, targets, **settings), expected)
     assert_same(assigned(*predictions, pad_targets(targets), **settings), expected)
+
+
+@pytest.mark.parametrize("strides", [0.4, 1.6, 14.99])
+@pytest.mark.parametrize("seed", range(4))
+def test_assignment_within_reach_equals_slow_loops(seed, strides, monkeypatch):
+    module = importlib.import_module("models.assign.task_aligned")
+    monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (6 + seed))
+    predictions, targets = random_predictions(3, seed), random_targets(21, 3, seed)
+    targets[0, 1], targets[1, 1] = -1, -2
+    targets[2:8, 2:] = (targets[2:8, 2:] / 4).round() * 4  # some sides lie on points
+    targets[5, 4:] = targets[5, 2:4] + 2  # a box that no point is inside
+    of_each = [float(s) for s in STRIDES for _ in range((SIDE // s) ** 2)]
+    reach = torch.tensor(of_each, dtype=torch.float64) * strides
+    expected = slow_task_aligned(*predictions, targets, reach=reach)
+    assert expected
+    assert_same(assigned(*predictions, targets, reach=reach), expected)
+    assert_same(assigned(*predictions, pad_targets(targets), reach=reach), expected)
+    assert assigned(*predictions, targets[:0], reach=reach) == {}
 
 
 def test_random_cases_contain_conflicts():
@@ -316,6 +343,33 @@ def test_points_must_be_strictly_inside():
     assert assigned(boxes, logits, points, on_edges) == {}
     larger = torch.tensor([[0.0, 0, 3.75, 3.75, 12, 12]])  # x and y of the first point are inside
     assert list(assigned(boxes, logits, points, larger)) == [(0, 0)]
+
+
+def test_points_on_the_sides_count_within_reach():
+    boxes, logits, points = predictions_of([BOX] * 4, [0.0] * 4)
+    on_edges = torch.tensor([[0.0, 0, 4, 4, 12, 12]])  # all four points are corners of the box
+    found = assigned(boxes, logits, points, on_edges, reach=torch.full((4,), 8.0))
+    assert sorted(found) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    # 8 px are out of reach for the first three: one candidate is left.
+    reach = torch.tensor([7.99, 7.99, 7.99, 8])
+    assert list(assigned(boxes, logits, points, on_edges, reach=reach)) == [(0, 3)]
+    # For all of them: the box gets one, as the best prediction of all.
+    found = assigned(boxes, logits, points, on_edges, reach=torch.full((4,), 7.99))
+    assert len(found) == 1
+
+
+def test_box_without_a_point_gets_its_best_prediction_if_one_overlaps():
+    # No point is inside a box of 4 x 4 px around (8, 8). t = 1/2 for the second prediction, which
+    # equals it, and the score 1 - the largest CIoU.
+    small = [6.0, 6, 10, 10]
+    boxes, logits, points = predictions_of([AWAY, small, AWAY, AWAY], [LOGIT_OF_QUARTER] * 4)
+    reach = torch.full((4,), 100.0)
+    found = assigned(boxes, logits, points, torch.tensor([[0.0, 0, *small]]), reach=reach)
+    assert found == {(0, 1): (0, pytest.approx(1, abs=1e-6))}
+    # None overlaps this one; and neither ignore regions nor padding rows get any.
+    assert assigned(boxes, logits, points, torch.tensor([[0.0, 0, 1, 1, 2, 2]]), reach=reach) == {}
+    others = torch.tensor([[0.0, -1, *small], [0, -2, *small], [0, -1, 0, 0, 16, 16]])
+    assert assigned(boxes, logits, points, others, reach=reach) == {}
 
 
 def test_small_boxes_get_candidates_when_lengthened():

@@ -31,6 +31,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None]] = {
     "DualDistanceDetect": (micro_table("DualDistanceDetect", "nc", 16, True), NMS),
     "DistanceDetect": (micro_table("DistanceDetect", "nc", 1), NMS),
     "SharedDistanceDetect": (micro_table("SharedDistanceDetect", "nc"), NMS),
+    "GroupedDistanceDetect": (micro_table("GroupedDistanceDetect", "nc", 4), NMS),
     "AnchorFree": (micro_table("AnchorFree", "nc"), NMS),  # of the tests
 }
 FIXED_SIZE = {"canvas": (64, 64)}
@@ -39,6 +40,7 @@ GRAPH_FIELDS: dict[str, dict[str, Any]] = {
     "DualDistanceDetect": {},  # its branches and boxes are those of DistanceDetect
     "DistanceDetect": FIXED_SIZE,
     "SharedDistanceDetect": FIXED_SIZE,
+    "GroupedDistanceDetect": FIXED_SIZE,
     "AnchorFree": FIXED_SIZE,
 }
 

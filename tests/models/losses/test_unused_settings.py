@@ -31,6 +31,7 @@ MODELS = {
     "yolo11n": "DistanceDetect",
     "yolo26n": "DualDistanceDetect",
     "micro": "SharedDistanceDetect",
+    "yolov9t": "GroupedDistanceDetect",
 }
 
 
