@@ -19,6 +19,7 @@ from models.weights.external import WRONG_CONTENT
 from models.weights.pickled_module import holds_module
 from models.weights.pretrained import require_published_digest, where_published
 from models.weights.rtmdet import is_rtmdet, load_rtmdet
+from models.weights.yolov9 import is_yolov9, load_yolov9
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.files.folders import best_checkpoint_in
@@ -36,6 +37,7 @@ EXTERNAL = (
     (holds_module, load_module),
     (is_yolox, load_yolox),
     (is_rtmdet, load_rtmdet),
+    (is_yolov9, load_yolov9),
 )
 
 

@@ -25,7 +25,7 @@ from models.blocks.attention import Attention
 from models.blocks.convolutions import Conv
 from models.detector import Detector, check_shapes, count_gflops, count_parameters
 from models.losses import Loss
-from models.table import load_model_table, model_names, read_table, resolve
+from models.table import load_model_table, model_names, read_table, resolve, without_auxiliary
 from tests.support.own_process import run_program
 from utils.nested import tensors_in
 
@@ -63,6 +63,10 @@ COUNTS = {
     "yolo11m": (20_114_688, 1_472_704, 20_091_712, 67.98),
     "yolo11l": (25_372_160, 1_472_704, 25_340_992, 86.91),
     "yolo11x": (56_966_176, 3_237_952, 56_919_424, 194.91),
+    "yolov9t": (2_442_672, 1_004_256, 2_407_664, 9.900),
+    "yolov9s": (7_226_240, 1_501_920, 7_105_920, 26.709),
+    "yolov9m": (20_124_032, 4_602_528, 19_978_704, 76.800),
+    "yolov9c": (25_498_784, 5_552_352, 25_288_800, 102.819),
     "yolo26n": (2_572_280, 309_656, 2_408_932, 5.96),
     "yolo26s": (10_009_784, 993_784, 9_496_140, 22.53),
     "yolo26m": (21_896_248, 2_921_976, 20_411_132, 74.77),
@@ -76,6 +80,13 @@ ONE_HEAD_GFLOPS = {
     "yolo26l": 86.44,
     "yolo26x": 193.89,
 }  # fused
+# total, GFLOPs with the auxiliary branch, which COUNTS leave out
+WITH_AUXILIARY = {
+    "yolov9t": (3_717_744, 16.276),
+    "yolov9s": (9_804_576, 39.501),
+    "yolov9m": (32_878_496, 132.084),
+    "yolov9c": (51_182_144, 238.655),
+}
 PARAMETERS_PER_ROW = {  # of the rows that have parameters, without the head
     "yolov5n": "1760 4672 4800 18560 29184 73984 156928 295424 296448 164608 "
     "33024 90880 8320 22912 36992 74496 147712 296448",
@@ -101,6 +112,14 @@ PARAMETERS_PER_ROW = {  # of the rows that have parameters, without the head
     "1642496 542720 590336 1511424 2360320 1642496",
     "yolo11l": "1856 73984 173824 590336 691712 2360320 2234368 2360320 2234368 656896 1455616 "
     "2496512 756736 590336 2365440 2360320 2496512",
+    "yolov9t": "464 4672 7872 18560 65216 55488 145824 110848 258432 41344 158112 71360 27744 "
+    "150432 55424 266624",
+    "yolov9s": "928 18560 31104 73984 258432 221568 579648 442880 1028864 164608 628800 283008 "
+    "110784 598080 221440 1061632",
+    "yolov9m": "928 18560 171648 276960 629520 778320 1414080 1556160 2511840 577440 1586880 "
+    "715920 397808 1480320 778080 2627040",
+    "yolov9c": "1856 73984 212864 164352 847616 656384 2857472 656384 2857472 656896 3119616 "
+    "912640 164352 2988544 656384 3119616",
     "yolo26n": "464 4672 6640 36992 26080 147712 87040 295424 346112 164608 249728 "
     "119808 34304 36992 95232 147712 463104",
     "yolo26s": "928 18560 26080 147712 103360 590336 346112 1180672 1380352 656896 990976 "
@@ -128,7 +147,7 @@ def checked_and_counted(name: str) -> tuple[Detector, float]:
     convolutions at 640 pixels.
 
     It takes no memory, and building x is as fast as building n. The operations are counted in the
-    trial run on 2 x 2 cells, and grow with the area.
+    trial run on 2 x 2 cells, and grow with the area. An auxiliary branch is left out.
     """
     operations = 0
 
@@ -139,7 +158,7 @@ def checked_and_counted(name: str) -> tuple[Detector, float]:
 
     hook = register_module_forward_hook(count)
     try:
-        model = check_shapes(table_of(name))
+        model = check_shapes(without_auxiliary(table_of(name)))
     finally:
         hook.remove()
     return model, operations / 1e9 * (640 / (2 * max(model.strides))) ** 2
@@ -203,6 +222,30 @@ def test_parameters_and_gflops_equal_published_values(name):
     assert counted == pytest.approx(gflops, rel=0.01)
     if fused is not None:
         assert count_parameters(copy.deepcopy(model).fuse()) == fused
+
+
+@pytest.mark.parametrize("name", WITH_AUXILIARY)
+def test_counts_of_the_auxiliary_branch(name):
+    total, gflops = WITH_AUXILIARY[name]
+    model = check_shapes(table_of(name))
+    assert count_parameters(model) == total
+    if (
+        name == "yolov9t"
+    ):  # there the mean of 16 bins is a convolution: 2 heads, 8400 cells, 4 sides
+        of_bins = 2 * 8400 * 4 * 2 * 16 / 1e9
+        assert count_gflops(table_of(name), 640) + of_bins == pytest.approx(gflops, abs=1e-3)
+    if name in ("yolov9m", "yolov9c"):  # the convolutions of 23 to 25, and the head, of the facts
+        of_rows = [line.parameters for line in model.info()[23:29]]
+        of_layers = [of_rows[0], sum(of_rows[1:3]), sum(of_rows[3:])]
+        published = {"yolov9m": [57840, 216600, 519480], "yolov9c": [131328, 393984, 656640]}
+        assert of_layers == published[name]
+        assert (
+            count_parameters(model.auxiliary_head)
+            == {
+                "yolov9m": 4_602_528,
+                "yolov9c": 16_173_024,
+            }[name]
+        )
 
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolox_nano", "yolov8n", "yolo11n", "yolo26n"])
@@ -350,7 +393,14 @@ def test_channels_last_is_kept_and_gives_the_same_maps(nano):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("yolov5n", 64), ("yolov5n6", 128), ("yolov3-tiny", 64), ("yolov8n", 64), ("yolo26n", 64)],
+    [
+        ("yolov5n", 64),
+        ("yolov5n6", 128),
+        ("yolov3-tiny", 64),
+        ("yolov8n", 64),
+        ("yolo26n", 64),
+        ("yolov9t", 64),
+    ],
 )
 def test_fused_model_gives_the_same_maps(name, side):
     torch.manual_seed(1)

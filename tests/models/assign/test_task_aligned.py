@@ -196,7 +196,7 @@ def test_assignment_equals_slow_loops(seed, settings, monkeypatch):
 @pytest.mark.parametrize("strides", [0.4, 1.6, 14.99])
 @pytest.mark.parametrize("seed", range(4))
 def test_assignment_within_reach_equals_slow_loops(seed, strides, monkeypatch):
-    module = importlib.import_module("models.assign.task_aligned")
+    module = importlib.import_module("models.assign.row_blocks")
     monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 1 << (6 + seed))
     predictions, targets = random_predictions(3, seed), random_targets(21, 3, seed)
     targets[0, 1], targets[1, 1] = -1, -2

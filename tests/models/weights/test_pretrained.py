@@ -34,6 +34,14 @@ def test_every_published_file_is_of_a_model_with_that_name():
             assert source.url.startswith("https://github.com/Megvii-BaseDetection/YOLOX/releases/")
             continue
 
+        if name.startswith("v9-"):
+            assert (
+                name.replace("-", "").replace("v9", "yolov9").removesuffix(".pt") in model_names()
+            )
+            assert source.url.startswith("https://github.com/MultimediaTechLab/YOLO/releases/")
+            assert source.sha256 == source.sha256_prefix == ""
+            continue
+
         # The digits in the name are those in the table.
         assert re.fullmatch("rtmdet_(tiny|s|m|l)_8xb32-300e_coco_[0-9]{8}_[0-9]{6}-.{8}.pth", name)
         assert source.url.startswith(
