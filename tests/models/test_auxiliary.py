@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.parallel import scatter_gather
 
 from models import Detector, LossGains, build_loss, build_model
 from models.detector import check_shapes, count_gflops, count_parameters
@@ -15,8 +16,6 @@ from models.heads import WithAuxiliary
 from models.losses import Loss
 from models.table import resolve, without_auxiliary
 from models.weights.transfer import transfer
-from utils.distributed.replica import Replica
-from utils.distributed.world import World
 from utils.nested import tensors_in
 
 NAMES = ["a", "b", "c"]
@@ -200,18 +199,28 @@ def test_counts_are_those_of_the_whole_batch(pair, boxes):
         assert sum(each[name] for each in sums).item() == pytest.approx(term.item(), rel=1e-5)
 
 
-def test_every_parameter_learns_and_data_parallel_gathers_both(pair):
+def test_every_parameter_learns(pair):
+    model, _ = pair
+    criterion = loss_of(model)
+    raw = model.train()(torch.rand(2, 3, 64, 64))
+    criterion.weighted_sum(criterion(raw, TARGETS)).backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+
+
+def test_data_parallel_gathers_both(pair, monkeypatch):
+    """As torch does for GPUs; on a CPU its DataParallel calls the model itself."""
+
+    def concatenated(device: int, dim: int, *parts: Tensor) -> Tensor:
+        return torch.cat(parts, dim)
+
+    monkeypatch.setattr(scatter_gather.Gather, "apply", concatenated)
     model, _ = pair
     images = torch.rand(2, 3, 64, 64)
-    cpu = torch.device("cpu")
-    alone = model.train()(images[:1])
-    raw = Replica(model, World(cpu, devices=(cpu,)))(images[:1])
-    assert isinstance(raw, WithAuxiliary)
-    assert same_bits(raw, alone)
-
-    criterion = loss_of(model)
-    criterion.weighted_sum(criterion(model(images), TARGETS)).backward()
-    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+    raw = model.train()(images)
+    parts = [WithAuxiliary(*([x[i : i + 1] for x in levels] for levels in raw)) for i in range(2)]
+    gathered = scatter_gather.gather(parts, 0)
+    assert isinstance(gathered, WithAuxiliary)
+    assert same_bits(gathered, raw)
 
 
 # Weights of other models
