@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from models.assign.base import distribute_invalid
-from models.assign.levels import columns_and_rows, per_level
+from models.assign.levels import columns_and_rows
+from models.device_constants import device_constant
 from utils.boxes import to_cxcywh
 
 
@@ -67,7 +68,7 @@ def match_anchors(
     levels, anchors_per_level, _ = anchors_px.shape
 
     # Targets and anchors in cells of each level.
-    stride = per_level(strides, targets)[:, None, None]
+    stride = device_constant(strides, targets)[:, None, None]
     boxes = to_cxcywh(targets[:, 2:]) / stride  # [L, T, 4]
     centers = boxes[..., :2]
     sizes = boxes[..., 2:]
@@ -100,7 +101,7 @@ def match_anchors(
 
     # Entries that are not valid name any prediction of the level.
     predictions_per_image = [height * width * anchors_per_level for height, width in grids]
-    predictions = per_level(predictions_per_image, targets, torch.int64) * images  # [L]
+    predictions = device_constant(predictions_per_image, targets, torch.int64) * images  # [L]
     prediction = distribute_invalid(number, valid, predictions[:, None])
 
     # Boxes relative to the corner of the claimed cell.

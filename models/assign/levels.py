@@ -1,4 +1,4 @@
-"""Numbers of a head's levels, such as strides, on the device."""
+"""The sizes of a head's levels, on the device."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,13 @@ from torch import Tensor
 from models.device_constants import device_constant
 
 
-def per_level(
-    values: Sequence[float], reference: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Return one number for each level, [L], on the device of `reference`.
-
-    The result is cached, so do not change it in place. dtype: that of `reference` if None.
-    """
-    return device_constant(values, reference, dtype)
-
-
 def columns_and_rows(
     grids: Sequence[tuple[int, int]], reference: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return the columns and rows of each level, [L, 2], for `grids` of rows and columns.
 
     That is the order of x and y. The result is cached, so do not change it in place. reference,
-    dtype: see `per_level`.
+    dtype: see `device_constant`.
 
     >>> columns_and_rows([(4, 6), (2, 3)], torch.zeros(1)).tolist()
     [[6.0, 4.0], [3.0, 2.0]]
@@ -32,4 +22,4 @@ def columns_and_rows(
     sides = []
     for rows, columns in grids:
         sides += [columns, rows]
-    return per_level(sides, reference, dtype).view(len(grids), 2)
+    return device_constant(sides, reference, dtype).view(len(grids), 2)

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.base import Assignment, cheapest_takers, distribute_invalid
-from models.assign.levels import columns_and_rows, per_level
+from models.assign.levels import columns_and_rows
 from models.assign.overlaps import PredictedBoxes
 from models.assign.row_blocks import in_row_blocks
+from models.device_constants import device_constant
 from utils.boxes import iou_of_pairs
 
 RADIUS = 1.5  # of the center region, in strides
@@ -98,7 +99,7 @@ def _center_region(
     replaced by a cell at the border, and is not near.
     """
     levels = len(grids)
-    stride = per_level(strides, targets)[:, None, None]  # [L, 1, 1]
+    stride = device_constant(strides, targets)[:, None, None]  # [L, 1, 1]
     grid_size = columns_and_rows(grids, targets, torch.int64)[..., None]  # [L, 2, 1]
 
     # Three columns and three rows around the center: the first whose middle is within the radius,
@@ -116,7 +117,7 @@ def _center_region(
     # Their numbers among the predictions of an image.  [T, L, 3, 3]: row, column
     cells_per_level = [rows * columns for rows, columns in grids]
     cells_before = [sum(cells_per_level[:level]) for level in range(levels)]
-    first_number = per_level(cells_before, targets, torch.int64)[:, None, None]
+    first_number = device_constant(cells_before, targets, torch.int64)[:, None, None]
     columns = grid_size[:, :1]
     number = first_number + row[..., None] * columns + column[:, :, None]
     both_near = near_row[..., None] & near_column[:, :, None]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.assign.levels import columns_and_rows, per_level
+from models.assign.levels import columns_and_rows
+from models.device_constants import device_constant
 from utils.boxes import IGNORE_CLASS
 
 PADDING_CLASS = -2  # marks a padding row
@@ -95,7 +96,7 @@ def cells_inside(
     columns = 1 + max(width for _, width in grids)
 
     # The first cell inside each target and the first one after it, in x and in y.  [T, L, 2]
-    stride = per_level(strides, targets)[:, None]
+    stride = device_constant(strides, targets)[:, None]
     low = targets[:, None, 2:4] / stride  # in cells
     high = targets[:, None, 4:] / stride
     first, end = _covered(low, high, columns_and_rows(grids, targets), offset)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assign.anchor_ratio import Matches, match_anchors
-from models.assign.levels import per_level
 from models.assign.targets import ignored_cells
+from models.device_constants import device_constant
 from models.heads.anchor_based import AnchorBasedHead
 from models.losses.base import Loss, LossGains, at_least_float32, class_weight_table
 from utils.boxes import complete_iou
@@ -150,7 +150,7 @@ class AnchorBasedLoss(Loss):
         # all levels are computed together.
         cells_per_image = [height * width for height, width in grids]
         cells_before = [sum(cells_per_image[:level]) for level in range(len(raw))]
-        first_of_level = per_level(cells_before, targets, torch.int64) * (images * anchors)
+        first_of_level = device_constant(cells_before, targets, torch.int64) * (images * anchors)
         prediction = matches.prediction + first_of_level[:, None]  # [L, M]
 
         # Boxes: 1 - CIoU, mean over the matches of a level.
@@ -175,7 +175,7 @@ class AnchorBasedLoss(Loss):
         for of_level, cells in zip(levels, cells_per_image, strict=True):
             image_means = of_level.view(images, cells, anchors).mean((1, 2))
             image_sums.append(image_means.sum())
-        balance = per_level(self.balance, entropies)
+        balance = device_constant(self.balance, entropies)
         obj = (torch.stack(image_sums) * balance / image_count).sum()
 
         # Classes: cross entropy, mean over the matches of a level and classes.

@@ -4,10 +4,10 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from models.detector import Detector, check_shapes, mismatched_tensors
+from models.detector import Detector, check_shapes
 from models.table import resolve
 from models.weights import ultralytics, yolov5
-from models.weights.external import conversion_errors
+from models.weights.external import conversion_errors, fill_model
 from models.weights.pickled_module import ExternalCheckpoint, read_external
 
 ORIGINS = (yolov5, ultralytics)  # each with owns(), table_entries() and renamed()
@@ -62,9 +62,7 @@ def as_detector(external: ExternalCheckpoint) -> Detector:
     if external.anchors_px is not None:
         state[f"layers.{head}.anchors_px"] = external.anchors_px
 
-    unfit = mismatched_tensors(model, state, types=True)
-    if unfit:
-        raise ValueError(f"{len(unfit)} of its tensors do not fit its table, such as {unfit[0]}")
+    fill_model(model, state, "its table")
 
     # The same activations.
     for key, kind in external.activations.items():
@@ -72,8 +70,6 @@ def as_detector(external: ExternalCheckpoint) -> Detector:
         expected = type(activation).__name__
         if kind != expected:
             raise ValueError(f"its activation {key} is {kind}; only {expected} is supported there")
-
-    model.load_state_dict(state, assign=True)
     return model
 
 

@@ -1,7 +1,7 @@
-"""What the readers of other projects' checkpoints share: errors, and tensors as a state."""
+"""What the readers of other projects' checkpoints share: errors, tensors as a state, the model."""
 
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files.pickled import TensorReader
+from models.detector import Detector, mismatched_tensors
+from utils.files.pickled import TensorReader, mapping_entries
 from utils.printable import excerpt, one_line
 
 MAX_TENSORS = 5_000
@@ -79,3 +80,31 @@ def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[s
             raise ValueError(f"{excerpt(key)} has negative values")
         state[key] = values
     return state
+
+
+def state_entries(loaded: Any, key: str) -> dict[Any, Any]:
+    """Return the records of the state in a checkpoint, or of a file that is a state.
+
+    Their names are without the prefix of DDP. key: of the state in a checkpoint. Raises ValueError
+    if there is no mapping.
+    """
+    outer = mapping_entries(loaded)
+    state = mapping_entries(outer.get(key, loaded))
+
+    entries = {}
+    for name, value in state.items():
+        bare_name = name.removeprefix("module.") if isinstance(name, str) else name
+        entries[bare_name] = value
+    return entries
+
+
+def fill_model(model: Detector, state: Mapping[str, Tensor], fitting: str) -> None:
+    """Give a model on the meta device its tensors, named as in its state dict.
+
+    Memory is needed only for tensors that are known to fit. fitting: what they have to fit, in
+    words. Raises ValueError if names, shapes or types differ.
+    """
+    unfit = mismatched_tensors(model, state, types=True)
+    if unfit:
+        raise ValueError(f"{len(unfit)} of its tensors do not fit {fitting}, such as {unfit[0]}")
+    model.load_state_dict(state, assign=True)

@@ -12,17 +12,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from models.detector import Detector, check_shapes, mismatched_tensors
+from models.detector import Detector, check_shapes
 from models.table import load_model_table, resolve
 from models.weights.coco_names import default_names
-from models.weights.external import conversion_errors, external_errors, read_state
+from models.weights.external import (
+    conversion_errors,
+    external_errors,
+    fill_model,
+    read_state,
+    state_entries,
+)
 from models.weights.pretrained import require_named_digest
 from utils.files.pickled import (
     MAPPINGS,
     Record,
     TensorReader,
     are_same_tensor,
-    mapping_entries,
     open_saved,
 )
 from utils.printable import excerpt, printable
@@ -115,7 +120,7 @@ def is_rtmdet(path: Path) -> bool:
     """
     try:
         with open_saved(path) as saved:
-            entries = _entries(saved.unpickled())
+            entries = state_entries(saved.unpickled(), "state_dict")
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     return all(key in entries for key in BACKBONE)
@@ -137,7 +142,7 @@ def load_rtmdet(path: Path) -> tuple[Detector, list[str]]:
     require_named_digest(path)
     with external_errors(path), open_saved(path) as saved:
         loaded = saved.unpickled()
-        entries = _entries(loaded)
+        entries = state_entries(loaded, "state_dict")
         problem = _why_refused(entries)
         meta = _mapping(_mapping(loaded).get("meta"))
         state = {}
@@ -160,21 +165,6 @@ def _mapping(value: Any) -> dict[Any, Any]:
     if isinstance(value, Record) and value.kind in MAPPINGS:
         value = value.items
     return value if isinstance(value, dict) else {}
-
-
-def _entries(loaded: Any) -> dict[Any, Any]:
-    """Return the records of the state in a checkpoint, or of a file that is a state.
-
-    Their names are without the prefix of DDP.
-    """
-    outer = mapping_entries(loaded)
-    state = mapping_entries(outer.get("state_dict", loaded))
-
-    entries = {}
-    for key, value in state.items():
-        name = key.removeprefix("module.") if isinstance(key, str) else key
-        entries[name] = value
-    return entries
 
 
 def _why_refused(entries: Mapping[Any, Any]) -> str:
@@ -223,12 +213,7 @@ def _detector(given: Contents, source: str) -> Detector:
     """
     model = check_shapes(_table(given, source))
     state = _renamed_state(given.state)
-    unfit = mismatched_tensors(model, state, types=True)
-    if unfit:
-        raise ValueError(
-            f"{len(unfit)} of its tensors do not fit an RTMDet model, such as {unfit[0]}"
-        )
-    model.load_state_dict(state, assign=True)
+    fill_model(model, state, "an RTMDet model")
     return model
 
 

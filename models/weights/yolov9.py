@@ -13,10 +13,15 @@ from typing import Any, cast
 from torch import Tensor
 
 from models.blocks import Layer
-from models.detector import Detector, check_shapes, mismatched_tensors
+from models.detector import Detector, check_shapes
 from models.table import load_model_table, resolve, without_auxiliary
 from models.weights.coco_names import default_names
-from models.weights.external import conversion_errors, external_errors, read_state
+from models.weights.external import (
+    conversion_errors,
+    external_errors,
+    fill_model,
+    read_state,
+)
 from utils.files.pickled import TensorReader, mapping_entries, open_saved
 from utils.printable import excerpt
 
@@ -95,12 +100,7 @@ def _detector(given: dict[str, Tensor], source: str) -> Detector:
     for key, value in given.items():
         state |= renamed(key, value, model)
 
-    unfit = mismatched_tensors(model, state, types=True)
-    if unfit:
-        raise ValueError(
-            f"{len(unfit)} of its tensors do not fit a YOLOv9 model, such as {unfit[0]}"
-        )
-    model.load_state_dict(state, assign=True)
+    fill_model(model, state, "a YOLOv9 model")
     return model
 
 

@@ -9,11 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from models.detector import Detector, check_shapes, mismatched_tensors
+from models.detector import Detector, check_shapes
 from models.table import load_model_table, resolve
 from models.weights.coco_names import default_names
-from models.weights.external import conversion_errors, external_errors, read_state
-from utils.files.pickled import TensorReader, mapping_entries, open_saved
+from models.weights.external import (
+    conversion_errors,
+    external_errors,
+    fill_model,
+    read_state,
+    state_entries,
+)
+from utils.files.pickled import TensorReader, open_saved
 from utils.printable import excerpt
 
 STEM = "backbone.backbone.stem.conv."
@@ -48,7 +54,7 @@ def is_yolox(path: Path) -> bool:
     """Whether a file is a checkpoint of YOLOX, which `load_yolox` can read."""
     try:
         with open_saved(path) as saved:
-            return f"{STEM}conv.weight" in _entries(saved.unpickled())
+            return f"{STEM}conv.weight" in state_entries(saved.unpickled(), "model")
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
 
@@ -61,25 +67,10 @@ def load_yolox(path: Path) -> tuple[Detector, list[str]]:
     width.
     """
     with external_errors(path), open_saved(path) as saved:
-        state = read_state(_entries(saved.unpickled()).items(), TensorReader(saved))
+        state = read_state(state_entries(saved.unpickled(), "model").items(), TensorReader(saved))
     with conversion_errors(path):
         model = _detector(state, path.name)
     return model, default_names(model.num_classes)
-
-
-def _entries(loaded: Any) -> dict[Any, Any]:
-    """Return the records of the state in a checkpoint, or of a file that is a state.
-
-    Their names are without the prefix of DDP.
-    """
-    outer = mapping_entries(loaded)
-    state = mapping_entries(outer.get("model", loaded))
-
-    entries = {}
-    for key, value in state.items():
-        name = key.removeprefix("module.") if isinstance(key, str) else key
-        entries[name] = value
-    return entries
 
 
 def _detector(given: dict[str, Tensor], source: str) -> Detector:
@@ -89,12 +80,7 @@ def _detector(given: dict[str, Tensor], source: str) -> Detector:
     """
     state = dict(_renamed(key, value) for key, value in given.items())
     model = check_shapes(_table(given, source))
-    unfit = mismatched_tensors(model, state, types=True)
-    if unfit:
-        raise ValueError(
-            f"{len(unfit)} of its tensors do not fit a YOLOX model, such as {unfit[0]}"
-        )
-    model.load_state_dict(state, assign=True)
+    fill_model(model, state, "a YOLOX model")
     return model
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.assign.levels import per_level
 from models.assign.targets import ignored_cells
+from models.device_constants import device_constant
 
 
 def random_regions(count: int, seed: int, images: int = 3, side: float = 64.0) -> torch.Tensor:
@@ -65,6 +65,6 @@ def test_numbers_created_in_a_validation_can_be_used_in_training():
     """They are kept; created in inference mode, they could not be saved for a backward pass."""
     weight = torch.ones(2, requires_grad=True)
     with torch.inference_mode():
-        per_level((3.25, 7.5), torch.zeros(1))
-    (per_level((3.25, 7.5), torch.zeros(1)) * weight).sum().backward()
+        device_constant((3.25, 7.5), torch.zeros(1))
+    (device_constant((3.25, 7.5), torch.zeros(1)) * weight).sum().backward()
     assert weight.grad.tolist() == [3.25, 7.5]

@@ -11,19 +11,9 @@ from models.blocks.convolutions import Conv, SeparableConv
 from models.blocks.csp_next import ChannelAttention, CSPNeXt, NextBottleneck
 from models.blocks.normalization import Normalize
 from models.blocks.resizing import SPP
+from models.weights.rtmdet import PARTS
 
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "rtmdet"
-# names of their modules, and ours
-RENAMED = {
-    "main_conv": "cv1",
-    "short_conv": "cv2",
-    "final_conv": "cv3",
-    "blocks": "m",
-    "conv1": "cv1",
-    "conv2": "cv2",
-    "depthwise_conv": "dconv",
-    "pointwise_conv": "pconv",
-}
 BLOCKS = {
     "conv_3x3_stride2": lambda: Conv(6, 10, 3, 2),
     "depthwise_separable_5x5": lambda: SeparableConv(8, 12, 5),
@@ -45,7 +35,7 @@ def our_names(values: np.lib.npyio.NpzFile, prefix: str) -> dict[str, Tensor]:
             continue
         parts = key.removeprefix(prefix).split(".")
         # `conv` of a block's 3x3 convolution and of ours have the same name
-        name = ".".join(RENAMED.get(part, part) for part in parts)
+        name = ".".join(PARTS.get(part, part) for part in parts)
         renamed[name] = torch.from_numpy(values[key])
     return renamed
 

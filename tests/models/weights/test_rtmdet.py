@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from models.weights.coco_names import COCO_NAMES
+from models.weights.external import state_entries
 from models.weights.kestrel import load_detector
 from models.weights.rtmdet import (
     Contents,
     _class_names,
-    _entries,
     _is_exponential,
     _name_in_first_level,
     _renamed,
@@ -78,7 +78,7 @@ def test_averaged_weights_are_read_and_shared_ones_once(tmp_path, zipped):
     path = save_rtmdet(tmp_path / "epoch_300.pth", state, zipped=zipped)
     assert is_rtmdet(path)
     with open_saved(path) as saved:
-        entries = _entries(saved.unpickled())
+        entries = state_entries(saved.unpickled(), "state_dict")
         assert entries.keys() == state.keys()
         assert len(_without_repeats(entries)) == len(state) - 8
 
@@ -298,6 +298,6 @@ def test_files_of_both_layouts_hold_the_same_weights():
     states = []
     for name in ("rtmdet_m_narrow.pth", "rtmdet_m_narrow_2022_layout.pth"):
         with open_saved(FIXTURES / name) as saved:
-            states.append(_without_repeats(_entries(saved.unpickled())))
+            states.append(_without_repeats(state_entries(saved.unpickled(), "state_dict")))
     assert states[0].keys() == states[1].keys()
     assert len(states[0]) == 684
