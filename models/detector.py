@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.blocks import LAYERS, Layer, Stack
+from models.blocks import LAYERS, Layer, Level, Stack
 from models.head_registry import HEADS
 from models.heads import Head, Raw, WithAuxiliary
 from models.recompute import recomputed
@@ -39,6 +39,7 @@ from models.table import (
     without_auxiliary,
 )
 from utils.images.letterbox import Letterbox
+from utils.nested import tensors_in
 from utils.printable import excerpt
 
 # The types of value allowed for each annotation of a layer's arguments.
@@ -101,12 +102,11 @@ class Detector(nn.Module):
 
     def _build(self) -> None:
         """Append the layer of each row, given the channels and strides of the rows above it."""
-        channels = {-1: self.table["ch"]}
-        strides = {-1: Fraction(1)}
+        channels: dict[int, Any] = {-1: self.table["ch"]}
+        strides: dict[int, Any] = {-1: Fraction(1)}
         head_positions = {self.head_position, len(self.rows) - 1}
         for row in self.rows:
-            if not channels.keys() >= set(row.sources):
-                raise row.error(f"`from` names row {self.head_position}, the head")
+            check_sources(row, channels)
             input_channels = [channels[source] for source in row.sources]
             input_strides = [strides[source] for source in row.sources]
             layer, info = build_layer(row, input_channels, input_strides, self.table)
@@ -123,7 +123,7 @@ class Detector(nn.Module):
             self._info.append(info)
             if not is_head:
                 channels[row.position] = layer.out_channels
-                strides[row.position] = input_strides[0] * layer.reduction
+                strides[row.position] = output_stride(layer, input_strides[0])
 
         num_classes = self.table["nc"]
         if not self.rows or any(head.num_classes != num_classes for head in self.heads):
@@ -345,6 +345,40 @@ def layer_class(row: TableRow) -> type[Layer]:
     return LAYERS[row.module]
 
 
+def check_sources(row: TableRow, channels: Mapping[int, Any]) -> None:
+    """Raise ValueError that names the row if it reads a row in a way that it does not allow.
+
+    channels: of the output of each row above, a tuple for a row with several outputs. Only a layer
+    that chooses one of them can read that.
+    """
+    chooses = layer_class(row).chooses_output
+    for source in row.sources:
+        if source not in channels:
+            raise row.error(f"`from` names row {source}, the head")
+        has_several = isinstance(channels[source], tuple)
+        if has_several and not chooses:
+            count = len(channels[source])
+            raise row.error(
+                f"row {source} has {count} outputs: read one of them by a row "
+                f"[{source}, 1, Level, [index]], index 0 to {count - 1}"
+            )
+        if chooses and not has_several:
+            what = "the images are one map" if source == -1 else f"row {source} has one output"
+            raise row.error(f"{row.module} reads a row with several outputs, but {what}")
+
+
+def output_stride(layer: Any, stride: Any) -> Any:
+    """Return the stride of a layer's output; a tuple for several.
+
+    stride: of its input, a tuple for the several outputs of another row.
+    """
+    if isinstance(layer, Level):
+        return stride[layer.index]
+    if isinstance(layer.reduction, tuple):
+        return tuple(stride * reduction for reduction in layer.reduction)
+    return stride * layer.reduction
+
+
 def build_layer(
     row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
 ) -> tuple[Layer | Stack, LayerInfo]:
@@ -361,7 +395,8 @@ def build_layer(
 
     if not kind.multi_input and len(in_channels) != 1:
         raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
-    if kind.multi_input and number != 1:
+    is_single = kind.multi_input or kind.multi_output or kind.chooses_output
+    if is_single and number != 1:
         raise row.error(f"{row.module} cannot be repeated: `number` must be 1, got {row.number}")
 
     input_channels = list(in_channels) if kind.multi_input else in_channels[0]
@@ -514,11 +549,13 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
     for row in model.rows:
         try:
             output = model._run(row, maps)
-            if isinstance(output, Tensor) and output.numel() > MAX_ELEMENTS:
-                shape = list(output.shape)
-                raise ValueError(f"the output {shape} has over {MAX_ELEMENTS:,} elements")
+            for each in tensors_in(output):
+                if each.numel() > MAX_ELEMENTS:
+                    shape = list(each.shape)
+                    raise ValueError(f"the output {shape} has over {MAX_ELEMENTS:,} elements")
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
-            shapes = ", ".join(str(list(maps[source].shape)) for source in row.sources)
+            inputs = tensors_in([maps[source] for source in row.sources])
+            shapes = ", ".join(str(list(each.shape)) for each in inputs)
             raise row.error(f"cannot run on maps of {shapes}: {error}") from error
         maps[row.position] = output
 

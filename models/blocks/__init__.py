@@ -5,6 +5,7 @@ base.py says what a layer is, registry.py lists the layers by their name in tabl
 
 from models.blocks.base import Layer, Stack
 from models.blocks.convolutions import Conv, SeparableConv
+from models.blocks.level import Level
 from models.blocks.registry import LAYERS
 
-__all__ = ["LAYERS", "Conv", "Layer", "SeparableConv", "Stack"]
+__all__ = ["LAYERS", "Conv", "Layer", "Level", "SeparableConv", "Stack"]

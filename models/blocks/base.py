@@ -26,6 +26,10 @@ class Layer(nn.Module):
     scales_width: ClassVar[bool] = True
     # takes the row's number as `repeats=`, instead of being stacked
     repeats_inside: ClassVar[bool] = False
+    # returns a list of maps; out_channels and reduction are tuples, and only Level rows read it
+    multi_output: ClassVar[bool] = False
+    # takes the list of maps of a row with several; the constructor takes a tuple of channels
+    chooses_output: ClassVar[bool] = False
 
     def fuse(self) -> None:
         """Merge, for inference, what only training needs apart; a second call changes nothing."""
