@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.blocks import LAYERS, Layer, Level, Stack
+from models.blocks import LAYERS, Backbone, Layer, Level, Stack
 from models.head_registry import HEADS
 from models.heads import Head, Raw, WithAuxiliary
 from models.recompute import recomputed
@@ -133,11 +133,15 @@ class Detector(nn.Module):
             )
 
     def _set_batch_norm(self) -> None:
-        """Give all batch normalizations the eps and momentum of the table, if it has them."""
+        """Give all batch normalizations the eps and momentum of the table, if it has them.
+
+        Backbones of other libraries keep theirs, with which published weights were trained.
+        """
         given = self.table.get("batch_norm")
         if given is None:
             return
-        for module in self.modules():
+        own = [layer for layer in self.layers if not isinstance(layer, Backbone)]
+        for module in nn.ModuleList(own).modules():
             if isinstance(module, _BatchNorm):
                 module.eps = given["eps"]
                 module.momentum = given["momentum"]

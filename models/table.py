@@ -3,13 +3,15 @@
 A table describes a family of models or one model. Both have `backbone` and `head`, the rows, and
 `anchors` if a row uses them. A family also has `scales: {s: [depth, width, max channels]}`, and one
 model `depth_multiple`, `width_multiple` and `max_channels`. The max channels, a limit before width
-multiplies them, may be left out.
+multiplies them, may be left out. `{scale}` in a text argument of a family's row, such as
+`"resnet{scale}"`, is the name of the scale.
 
 Optional entries are the same for all models of a table. `batch_norm: {eps: 1.0e-5, momentum: 0.1}`
-is that of all its batch normalizations; the default is 0.001 and 0.03. `channel_multiple: 1`:
-scaled channels are rounded up to a multiple of it; the default is 8. `letterbox: top_left`: the
-model takes images at the top left of the canvas; the default is the center. `auxiliary`: rows that
-only training computes, after those of `head`; the last one is a second head.
+is that of all its batch normalizations, but for those of other libraries' backbones; the default is
+0.001 and 0.03. `channel_multiple: 1`: scaled channels are rounded up to a multiple of it; the
+default is 8. `letterbox: top_left`: the model takes images at the top left of the canvas; the
+default is the center. `auxiliary`: rows that only training computes, after those of `head`; the
+last one is a second head.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
@@ -37,6 +39,7 @@ MAX_MULTIPLE = 100
 MAX_CHANNELS = 1_000_000
 CHANNEL_MULTIPLE = 8  # of scaled channels, by default
 IMAGES = "images"  # in `from`
+SCALE = "{scale}"  # in an argument: the name of the scale
 # in pixels; far from the limits of float32
 SMALLEST_ANCHOR = 1e-3
 LARGEST_ANCHOR = 100_000
@@ -246,13 +249,29 @@ def resolve(
         "depth_multiple": depth,
         "width_multiple": width,
         **optional,
-        "backbone": table["backbone"],
-        "head": table["head"],
+        "backbone": with_scale(table["backbone"], scale),
+        "head": with_scale(table["head"], scale),
     }
     if table.get("auxiliary"):
-        resolved["auxiliary"] = table["auxiliary"]
+        resolved["auxiliary"] = with_scale(table["auxiliary"], scale)
     check_depth(resolved)
     return resolved
+
+
+def with_scale(rows: Sequence[Any], scale: str | None) -> list[Any]:
+    """Return rows, not checked yet, with the scale's name for {scale} in their text arguments.
+
+    >>> with_scale([[-1, 1, "TorchvisionBackbone", ["resnet{scale}", [8, 16, 32]]]], "18")
+    [[-1, 1, 'TorchvisionBackbone', ['resnet18', [8, 16, 32]]]]
+    """
+    filled = []
+    for row in rows:
+        has_args = isinstance(row, (list, tuple)) and row and isinstance(row[-1], (list, tuple))
+        if scale is not None and has_args:
+            args = [arg.replace(SCALE, scale) if isinstance(arg, str) else arg for arg in row[-1]]
+            row = [*row[:-1], args]
+        filled.append(row)
+    return filled
 
 
 def check_depth(resolved: Mapping[str, Any]) -> None:

@@ -62,6 +62,8 @@ RUNS = {
     "--classes blue 2",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
     "sharded": SHORT.replace("--sync-bn", "--shard"),
+    "backbone": SHORT + " --cfg BACKBONE",
+    "sharded backbone": SHORT.replace("--sync-bn", "--shard") + " --cfg BACKBONE",
     "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")
     + " --tile 40 --tile-overlap 0.3 --data FOUR",
     "the largest batch": SHORT.replace("--batch 4", "--batch -1") + " --data FOUR",
@@ -115,7 +117,8 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, "flipud": 0.3}
     write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
     write_hyp(folder / "eager.yaml", "hyp.scratch-low.yaml", **tuning, nominal_batch=4)
-    files = sets | {"EAGER": f"{folder}/eager.yaml"}
+    backbone = str(Path(micro_model).with_name("backbone.yaml"))
+    files = sets | {"EAGER": f"{folder}/eager.yaml", "BACKBONE": backbone}
     shared += ["--hyp", f"{folder}/tune.yaml"]
     start = ["--weights", f"{folder}/start/weights/last.pt"]
     return lambda own: [*shared, *(files.get(word, word) for word in own.split()), *start]
@@ -278,9 +281,10 @@ def test_all_processes_return_the_same_metrics(two, four):
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
 )
-def test_data_parallel_on_cpu_equals_single_process_bitwise(alone):
+@pytest.mark.parametrize("run", ["accumulated", "backbone"])
+def test_data_parallel_on_cpu_equals_single_process_bitwise(alone, run):
     pair = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))
-    found = state_differences(alone("accumulated"), alone("accumulated", pair, "DataParallel"))
+    found = state_differences(alone(run), alone(run, pair, "DataParallel"))
     assert found == {"model": 0, "ema": 0, "momentum_buffer": 0}
 
 

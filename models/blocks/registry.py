@@ -5,6 +5,7 @@ from models.blocks.convolutions import Conv, PlainConv, SeparableConv
 from models.blocks.cross_stage import C2PSA, C3, Bottleneck, C2f, C3k2, SeparableC3
 from models.blocks.csp_next import CSPNeXt
 from models.blocks.joining import Concat
+from models.blocks.level import Level
 from models.blocks.normalization import Normalize
 from models.blocks.reparameterized import ELAN, RepConv, RepNCSP, RepNCSPELAN
 from models.blocks.resizing import (
@@ -17,6 +18,7 @@ from models.blocks.resizing import (
     Upsample,
     ZeroPad,
 )
+from models.blocks.torchvision_backbone import TorchvisionBackbone
 
 LAYERS: dict[str, type[Layer]] = {
     "Conv": Conv,
@@ -38,6 +40,8 @@ LAYERS: dict[str, type[Layer]] = {
     "ADown": ADown,
     "Concat": Concat,
     "CBFuse": EnlargeAndAdd,
+    "TorchvisionBackbone": TorchvisionBackbone,
+    "Level": Level,
     "Normalize": Normalize,
     "nn.Conv2d": PlainConv,
     "nn.Upsample": Upsample,

@@ -82,8 +82,8 @@ def build_optimizer(
     """Return an optimizer with the groups "bias", "norm" and "weight", of which "weight" decays.
 
     "norm" holds the scales of normalization layers: all one-dimensional parameters that are not
-    biases. Parameters that need no gradient are left out. Raises ValueError for an unknown name, or
-    if no parameter is left to train.
+    biases, and ConvNeXt's scales of branches. Parameters that need no gradient are left out. Raises
+    ValueError for an unknown name, or if no parameter is left to train.
 
     Args:
         model: whose parameters are trained.
@@ -134,7 +134,7 @@ def _group_parameters(model: nn.Module, *, matrices: bool) -> dict[str, list[nn.
 
         if own_name == "bias":
             groups["bias"].append(parameter)
-        elif parameter.ndim <= 1:
+        elif parameter.ndim <= 1 or own_name == "layer_scale":
             groups["norm"].append(parameter)
         elif matrices and parameter.ndim == 4 and not is_depthwise and not has_bias:
             groups["matrix"].append(parameter)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models import build_model
 from models.blocks import LAYERS, Layer
@@ -106,16 +106,6 @@ def test_recomputed_training_is_bit_identical(model):
     assert recomputes._recomputable == {0, 1}  # a Level has nothing to compute
 
 
-def test_two_replicas_give_the_maps_of_the_model(model):
-    """What torch's DataParallel calls on each device."""
-    replicas = [copy.deepcopy(model.eval()) for _ in range(2)]
-    images = torch.rand(4, 3, 32, 32)
-    with torch.no_grad():
-        parts = nn.parallel.parallel_apply(replicas, images.split(2))
-        for whole, *split in zip(model(images), *parts, strict=True):
-            torch.testing.assert_close(torch.cat(split), whole, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("rows", "head", "message"),
     [
@@ -162,7 +152,7 @@ def test_tables_that_read_outputs_wrongly_are_rejected(rows, head, message):
 
 
 def test_images_are_no_row_with_outputs():
-    wrong = table()
+    wrong = table(head=(0,))
     wrong["backbone"][0] = [-1, 1, "Level", [0]]
     with pytest.raises(ValueError, match="but the images are one map"):
         build_model(wrong, 3)

@@ -26,6 +26,7 @@ from tests.support.exporting import MICRO, NAMES, lively_detector, micro_table
 CPU = torch.device("cpu")
 EVERY_LAYER = Path(__file__).parents[2] / "tables" / "every_layer.yaml"
 GROUPED = Path(__file__).parents[2] / "tables" / "grouped.yaml"
+BACKBONE = Path(__file__).parents[2] / "tables" / "backbone.yaml"
 NMS = Suppression(0.3, 0.45, 20, False)
 GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None]] = {
     "every layer, DecoupledDetect": (read_table(EVERY_LAYER), None),
@@ -97,7 +98,8 @@ def test_every_layer_and_head_is_exported():
     """By the tests below, and Detect by test_exported_files.py."""
     tables = [table for table, _ in GRAPHS.values()]
     rows = [row for table in tables for row in (*table["backbone"], *table["head"])]
-    assert {row[2] for row in rows} >= {*LAYERS, *HEADS} - {"Detect"}
+    # TimmBackbone by test_backbone.py, if timm is installed
+    assert {row[2] for row in rows} >= {*LAYERS, *HEADS} - {"Detect", "TimmBackbone"}
 
 
 @pytest.mark.usefixtures("_anchor_free")
@@ -117,6 +119,30 @@ def test_graphs_are_exported_to_other_formats(graph, tmp_path):
     written = writer(table, nms=nms, **GRAPH_FIELDS[graph])
     for name in ("onnx", "openvino"):
         assert_like_torch(written, name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["TorchvisionBackbone", "resnet18"],
+        ["TorchvisionBackbone", "mobilenet_v3_small"],
+        ["TorchvisionBackbone", "efficientnet_b0"],
+        ["TorchvisionBackbone", "regnet_y_400mf"],
+        ["TorchvisionBackbone", "convnext_tiny"],
+        ["TimmBackbone", "efficientnet_lite0"],
+    ],
+    ids=lambda row: row[1],
+)
+def test_backbones_are_exported_to_all_formats(row, tmp_path):
+    kind, name = row
+    if kind == "TimmBackbone":
+        pytest.importorskip("timm", reason="an optional package")
+    table = read_table(BACKBONE)
+    table["backbone"][1] = [-1, 1, kind, [name, [16, 32]]]
+    written = writer(table, **FIXED_SIZE)
+    for each in ("torchscript", "onnx", "openvino"):
+        assert_like_torch(written, each, tmp_path)
 
 
 @pytest.mark.slow
