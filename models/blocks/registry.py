@@ -18,6 +18,7 @@ from models.blocks.resizing import (
     Upsample,
     ZeroPad,
 )
+from models.blocks.timm_backbone import TimmBackbone
 from models.blocks.torchvision_backbone import TorchvisionBackbone
 
 LAYERS: dict[str, type[Layer]] = {
@@ -41,6 +42,7 @@ LAYERS: dict[str, type[Layer]] = {
     "Concat": Concat,
     "CBFuse": EnlargeAndAdd,
     "TorchvisionBackbone": TorchvisionBackbone,
+    "TimmBackbone": TimmBackbone,
     "Level": Level,
     "Normalize": Normalize,
     "nn.Conv2d": PlainConv,
