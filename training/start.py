@@ -13,7 +13,8 @@ from torch import nn
 from models import build_model
 from models.detector import Detector, check_shapes, count_parameters
 from models.table import load_model_table, resolve
-from models.weights.kestrel import load_detector
+from models.weights.kestrel import is_network, load_detector
+from models.weights.network import copy_network, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing
 from models.weights.transfer import Copied, transfer
 from training.settings.recipe import TrainedWeights
@@ -33,11 +34,18 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
             f"--cfg {printable(cfg)}: give a checkpoint with --weights, and a model table with "
             "--cfg"
         )
+    model: Detector | None = None
     if cfg:
         table, scale = load_model_table(cfg)
-        check_shapes(resolve(table, scale, num_classes=1))
-    if weights and not (download and source_of_missing(weights)):
-        load_detector(Path(weights))
+        model = check_shapes(resolve(table, scale, num_classes=1))
+    if not weights or (download and source_of_missing(weights)):
+        return
+
+    path = Path(weights)
+    if model and is_network(path):
+        read_network(path, require_backbone(model, path))
+    else:
+        load_detector(path)
 
 
 def start_model(
@@ -60,7 +68,8 @@ def start_model(
 
     Args:
         cfg: a model table; '' means the checkpoint's table, or yolov5n.yaml without a checkpoint.
-        weights: a checkpoint whose weights are copied where they fit, '' for none.
+        weights: a checkpoint whose weights are copied where they fit, '' for none; or, with a
+            table, the weights of the network that is its backbone.
         names: of the classes.
         anchors_per_level: how many to fit to the boxes; 0 for the table's own anchors.
         fit: whether the table's own anchors may be replaced, if they do not match the boxes; those
@@ -80,7 +89,8 @@ def start_model(
         fetch_weights(weights)
     source: Detector | None = None
     source_names: list[str] = []
-    if weights:
+    of_backbone = bool(weights and cfg) and is_network(Path(weights))
+    if weights and not of_backbone:
         source, checkpoint = load_detector(Path(weights))
         source_names = checkpoint["names"]
 
@@ -97,6 +107,8 @@ def start_model(
     if source:
         copied = transfer(model, names, source, source_names)
         origin, trained = _describe_transfer(model, copied, weights, len(names))
+    elif of_backbone:
+        origin, trained = _start_backbone(model, weights)
     parameters = parameters_text(model)
     classes = counted(len(names), "class")
     say(f"{cfg or weights or 'yolov5n.yaml'}: {parameters}, {classes}, {origin}")
@@ -132,6 +144,24 @@ def _describe_transfer(
         zero = "they do not count as trained, because most convolutions are 0"
         return f"{origin}; {zero}", None
     return origin, TrainedWeights(rms, all_classes=copied.classes == num_classes)
+
+
+def _start_backbone(model: Detector, weights: str) -> tuple[str, TrainedWeights | None]:
+    """Copy the weights of a model's backbone; return that as text, and the trained weights.
+
+    They count as trained, however large the rest of the model is: its share would not tell how
+    much of what the backbone has learned a high learning rate destroys.
+    """
+    copied = copy_network(model, Path(weights))
+    name = copied.layer.name
+    origin = f"{counted(copied.tensors, 'tensor')} of the backbone {name} copied from {weights}"
+    rms = weight_rms(copied.layer)
+    if rms == 0:
+        return f"{origin}; the rest random", None
+    return (
+        f"{origin}; the rest random",
+        TrainedWeights(rms, all_classes=False, backbone_only=True),
+    )
 
 
 def parameters_text(model: Detector) -> str:

@@ -16,6 +16,7 @@ from models.export import FORMATS
 from models.table import model_names
 from models.weights.conversion import load_module
 from models.weights.external import WRONG_CONTENT
+from models.weights.network import holds_network, no_detector
 from models.weights.pickled_module import holds_module
 from models.weights.pretrained import require_published_digest, where_published
 from models.weights.rtmdet import is_rtmdet, load_rtmdet
@@ -75,7 +76,15 @@ def _load_external(path: Path, own_error: ValueError) -> tuple[Detector, list[st
         if knows(path):
             return read(path)
     require_published_digest(path)
+    if holds_network(path):
+        raise no_detector(path)
     raise own_error
+
+
+def is_network(path: Path) -> bool:
+    """Whether a file holds a network that classifies images, and no detector that can be read."""
+    is_detector = any(knows(path) for knows, _ in EXTERNAL)
+    return not is_detector and holds_network(path)
 
 
 def _own_detector(path: Path, saved: dict[str, Any]) -> Detector:

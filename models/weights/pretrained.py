@@ -1,17 +1,19 @@
 """Weights that other projects publish: where they are, and how they are fetched when asked.
 
-models/pretrained.yaml lists them. OpenMMLab and torchvision end a file's name with the first 8
-digits of its SHA-256, as in resnet18-f37072fd.pth.
+models/pretrained.yaml lists them; the installed torchvision knows its own. OpenMMLab and
+torchvision end a file's name with the first 8 digits of its SHA-256, as in resnet18-f37072fd.pth.
 """
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from models.table import model_names
+from models.weights.torchvision_files import torchvision_file
 from utils.files.disk import exclusive_access
 from utils.files.download import Source, check_url, fetch, sha256_of
 from utils.files.yaml_tree import pairs, read_tree
@@ -68,8 +70,8 @@ def _source(node: Node, table: str, where: str) -> Source:
 def where_published(path: Path, file: Path = PUBLISHED) -> str:
     """Return a sentence on where a missing file of this name can be downloaded; "" if unknown."""
     sources = published(file)
-    if path.name in sources:
-        source = sources[path.name]
+    source = _source_named(path.name, sources)
+    if source:
         where = f"Its authors publish it at {source.url}"
         if source.digits:
             return f"{where}: train.py and val.py fetch it with --download"
@@ -85,14 +87,24 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     return ""
 
 
+def _source_named(name: str, sources: Mapping[str, Source]) -> Source | None:
+    """Return where a file of this name is published: in the table, or by torchvision."""
+    if name in sources:
+        return sources[name]
+    known = torchvision_file(name)
+    return known.source if known else None
+
+
 def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
     """Return where `fetch_weights` would download this checkpoint from.
 
     None if it exists or its name is not known. Raises ValueError if its digest is not stated.
     """
     path = Path(weights)
-    source = published(file).get(path.name)
-    if source is None or os.path.exists(path):
+    if os.path.exists(path):
+        return None
+    source = _source_named(path.name, published(file))
+    if source is None:
         return None
     if not source.digits:
         raise ValueError(
@@ -103,7 +115,7 @@ def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
 
 
 def fetch_weights(weights: str, file: Path = PUBLISHED) -> None:
-    """Download a missing checkpoint whose name is in models/pretrained.yaml.
+    """Download a missing checkpoint of a published name, of models/pretrained.yaml or torchvision.
 
     One process does it, the others wait. Nothing is done if it exists or its name is not known.
 

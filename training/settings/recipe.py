@@ -31,14 +31,17 @@ class TrainedWeights:
     """Trained weights that a run starts from.
 
     rms: the median over the convolutions of their root mean square. all_classes: whether they know
-    all classes.
+    all classes. backbone_only: whether only the backbone is trained, to classify images.
     """
 
     rms: float
     all_classes: bool
+    backbone_only: bool = False
 
     def describe(self) -> str:
         """Return what the weights know, as text."""
+        if self.backbone_only:
+            return "a trained backbone, all else random"
         if self.all_classes:
             return "trained weights that know all classes"
         return "trained weights, some classes new"

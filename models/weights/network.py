@@ -1,0 +1,175 @@
+"""Weights of a network that classifies images, for the backbone of a table.
+
+They are the state dicts of torchvision's and timm's own modules, read as data
+(utils/files/pickled/).
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.blocks import Backbone
+from models.detector import Detector
+from models.table import model_names
+from models.weights.external import external_errors, read_state
+from models.weights.pretrained import require_named_digest
+from models.weights.torchvision_files import torchvision_file
+from utils.files.pickled import MAPPINGS, Record, TensorReader, is_tensor, open_saved
+from utils.printable import excerpt, printable
+
+HOLDERS = ("state_dict", "model")  # entries of training checkpoints that hold the state
+COUNTER = "num_batches_tracked"  # of BatchNorm; files of torch before 1.0 have none
+PAGE = "docs/backbones.md"
+
+
+class CopiedBackbone(NamedTuple):
+    """The backbone whose weights were copied, and the number of its tensors."""
+
+    layer: Backbone
+    tensors: int
+
+
+def holds_network(path: Path) -> bool:
+    """Whether a file is a state dict, tensors by their names, and not a checkpoint of Kestrel."""
+    try:
+        with open_saved(path) as saved:
+            loaded = saved.unpickled()
+    except Exception:  # the caller's own reader reports what is wrong with the file
+        return False
+    entries = _entries(loaded)
+    is_own = "table" in _mapping(loaded)
+    return bool(entries) and not is_own and all(map(is_tensor, entries.values()))
+
+
+def copy_network(model: Detector, path: Path) -> CopiedBackbone:
+    """Copy the weights of a network into the backbone of a model that is a table of it.
+
+    Its classifier, and stages that the backbone does not have, are left out.
+
+    Raises ValueError if the file cannot be read, or its name states another digest; if the table
+    has no such backbone, or the network is another one.
+    """
+    layer = require_backbone(model, path)
+    state = read_network(path, layer)
+    layer.body.load_state_dict(state, strict=False)
+    return CopiedBackbone(layer, len(state))
+
+
+def require_backbone(model: Detector, path: Path) -> Backbone:
+    """Return the backbone of a model. Raises ValueError if it has none of another library."""
+    for layer in model.layers:
+        if isinstance(layer, Backbone):
+            return layer
+    source = model.table["source"]
+    raise ValueError(
+        f"{printable(path)}: {_what(path)}, but {source} has no row for it: {_advice(path)}"
+    )
+
+
+def read_network(path: Path, layer: Backbone) -> dict[str, Tensor]:
+    """Return the tensors of a file that `layer` has, under its own names.
+
+    layer: on any device. Raises ValueError as `copy_network` does.
+    """
+    require_named_digest(path)
+    published = layer.published_shapes()
+    wanted = {key: value.shape for key, value in layer.body.state_dict().items()}
+
+    state = {}
+    with external_errors(path), open_saved(path) as saved:
+        entries = _entries(saved.unpickled())
+        unknown = [key for key in entries if key not in published]
+        if not unknown:
+            state = read_state(entries.items(), TensorReader(saved))
+
+    if unknown:
+        problem = f"that has no tensor {excerpt(str(unknown[0]))}"
+    else:
+        problem = _why_another(state, published, wanted, layer)
+    if problem:
+        hint = f"; {_advice(path)}" if _published_as(path) else ""
+        raise ValueError(
+            f"{printable(path)}: is no file of {layer.name} of {layer.library}: {problem}{hint}"
+        )
+    named = {layer.own_name(key): value for key, value in state.items()}
+    return {key: value for key, value in named.items() if key in wanted}
+
+
+def no_detector(path: Path) -> ValueError:
+    """Return the error for a file of a network where a detector is needed."""
+    return ValueError(f"{printable(path)}: {_what(path)} and is no detector: {_advice(path)}")
+
+
+def _mapping(value: Any) -> dict[Any, Any]:
+    """Return the entries of a dict, or of the record of a dict subclass; none of anything else."""
+    if isinstance(value, Record) and value.kind in MAPPINGS:
+        value = value.items
+    return value if isinstance(value, dict) else {}
+
+
+def _entries(loaded: Any) -> dict[Any, Any]:
+    """Return the records of a state dict, or of one in a training checkpoint.
+
+    Their names are without the prefix of DDP.
+    """
+    state = _mapping(loaded)
+    for holder in HOLDERS:
+        inner = _mapping(state.get(holder))
+        if inner:
+            state = inner
+            break
+    return {
+        key.removeprefix("module.") if isinstance(key, str) else key: value
+        for key, value in state.items()
+    }
+
+
+def _why_another(
+    state: Mapping[str, Tensor],
+    published: Iterable[str],
+    wanted: Mapping[str, torch.Size],
+    layer: Backbone,
+) -> str:
+    """Return why tensors are those of another network, "" if they are not.
+
+    Args:
+        state: the tensors of the file.
+        published: the names of those of the whole network.
+        wanted: the shapes of the backbone, by its own names.
+        layer: the backbone.
+    """
+    for key in published:
+        own = layer.own_name(key)
+        if own not in wanted or (key not in state and key.endswith(COUNTER)):
+            continue
+        if key not in state:
+            return f"the tensor {key} is missing"
+        if state[key].shape != wanted[own]:
+            return f"{key} is {list(state[key].shape)}, not {list(wanted[own])}"
+    return ""
+
+
+def _published_as(path: Path) -> str:
+    """Return the name of the network of which torchvision publishes a file of this name, or ""."""
+    known = torchvision_file(path.name)
+    return known.network if known else ""
+
+
+def _what(path: Path) -> str:
+    network = _published_as(path)
+    if network:
+        return f"holds the weights of {network}, which classifies images"
+    return "holds tensors by their names, as of a network that classifies images"
+
+
+def _advice(path: Path) -> str:
+    """Return which table takes the file."""
+    network = _published_as(path)
+    if network in model_names():
+        return f"train.py takes it with --cfg {network}.yaml"
+    name = network or "NAME"
+    row = f"[-1, 1, TorchvisionBackbone, [{name}, [8, 16, 32]]]"
+    return f"train.py takes it with --cfg and a table that has the row {row} ({PAGE})"
