@@ -27,8 +27,9 @@ from utils.printable import excerpt, one_line, printable
 
 MAX_CODE = 1 << 24  # bytes: 20 times that of a large model
 MAX_ENTRIES = 100_000
+# Of functions with GELU and other operations that torch has changed once, the version is in .data/.
 ENTRY = re.compile(
-    r"version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|"
+    r"version|\.data/version|byteorder|data\.pkl|constants\.pkl|(data|constants)/\d+|"
     rf"code/__torch__(/\w+)*\.py|{re.escape(METADATA)}"
 )
 # Of files from before there was a checksum. Their content is not read; they are refused by a

@@ -53,7 +53,7 @@ def _entries(saved: io.BytesIO) -> dict[str, bytes]:
     with zipfile.ZipFile(saved) as archive:
         for info in archive.infolist():
             name = info.filename.partition("/")[2]
-            if not name.endswith(".debug_pkl") and not name.startswith(".data/"):
+            if not name.endswith(".debug_pkl") and name != ".data/serialization_id":
                 entries[name] = archive.read(info)
     return entries
 
