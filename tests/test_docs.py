@@ -38,11 +38,13 @@ from data.check import __main__ as data_check
 from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
+from models.detector import check_shapes
 from models.export import FORMATS
 from models.export.metadata import Suppression
 from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
+from models.table import load_model_table, resolve
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from training.check import __main__ as training_check
@@ -59,6 +61,7 @@ README = ROOT / "README.md"
 USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 TOOLS_PAGE = ROOT / "docs" / "annotation_tools.md"
 AUGMENTATIONS_PAGE = ROOT / "docs" / "augmentations.md"
+BACKBONES_PAGE = ROOT / "docs" / "backbones.md"
 OWN_TESTS = (TOOLS_PAGE, AUGMENTATIONS_PAGE)  # pages whose commands need files of their own
 PAGES = [
     *USER_PAGES,
@@ -874,7 +877,7 @@ def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
 DATA_YAMLS = [
     block
     for page in USER_PAGES
-    if page != AUGMENTATIONS_PAGE
+    if page not in (AUGMENTATIONS_PAGE, BACKBONES_PAGE)
     for block in read_page(page)[0]
     if block.language == "yaml"
 ]
@@ -890,6 +893,13 @@ def test_documented_data_yaml_is_valid(block, tmp_path):
     assert {source.parent for source in spec.sources("train")} == {tmp_path / "images"}
     assert spec.download_error == ""
     assert [source.url for source in spec.download] == re.findall(r"https://\S+", block.text)
+
+
+def test_documented_table_with_a_backbone_builds(tmp_path):
+    (block,) = (block for block in read_page(BACKBONES_PAGE)[0] if block.language == "yaml")
+    (tmp_path / "mine.yaml").write_text(block.text)
+    model = check_shapes(resolve(*load_model_table(tmp_path / "mine.yaml"), 3))
+    assert model.strides == (8, 16, 32)
 
 
 def links_of(page: Path) -> Iterator[tuple[str, str]]:

@@ -72,8 +72,8 @@ TABLE: dict[str, Any] = {  # has a layer of every class
     "anchors": [[10, 14, 23, 27], [81, 82, 135, 169]],
     "backbone": [
         [-1, 1, "Normalize", [[0.4, 0.5, 0.6], [0.2, 0.3, 0.4]]],
-        [-1, 1, "Conv", [8, 3, 2]],
-        [-1, 1, "nn.MaxPool2d", [2, 2, 0]],  # stride 4
+        [-1, 1, "TorchvisionBackbone", ["mobilenet_v3_small", [2, 4]]],
+        [-1, 1, "Level", [1]],  # stride 4
         [-1, 1, "C3", [8]],
         [-1, 1, "nn.ZeroPad2d", [[0, 1, 0, 1]]],
         [-1, 1, "nn.MaxPool2d", [2, 1, 0]],

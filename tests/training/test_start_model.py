@@ -198,8 +198,8 @@ def test_missing_weights_file_is_an_error(tmp_path):
             "",
             "--cfg best.pt: give a checkpoint with --weights, and a model table with --cfg",
         ),
-        ("YOLOv5z", "", "no model 'YOLOv5z': give a YAML file or one of rtmdet_l"),
-        ("absent.yaml", "", "no model 'absent.yaml': give a YAML file or one of rtmdet_l"),
+        ("YOLOv5z", "", "no model 'YOLOv5z': give a YAML file or one of convnext_tiny"),
+        ("absent.yaml", "", "no model 'absent.yaml': give a YAML file or one of convnext_tiny"),
         ("yolov8n.yaml", "", None),
         (
             "yolov5.yaml",
@@ -219,7 +219,11 @@ def test_missing_weights_file_is_an_error(tmp_path):
             "as",
         ),
         ("data.yaml", "", "data.yaml: unknown keys train, names; allowed are nc, "),
-        ("pretrained.yaml", "", "no model 'pretrained.yaml': give a YAML file or one of rtmdet_l"),
+        (
+            "pretrained.yaml",
+            "",
+            "no model 'pretrained.yaml': give a YAML file or one of convnext_tiny",
+        ),
         (
             "unfit.yaml",
             "",
