@@ -837,7 +837,7 @@ def test_invalid_class_counts_are_rejected(small_table, count):
 def test_unknown_model_names_are_rejected(name):
     with pytest.raises(
         ValueError,
-        match=r"no model .* one of rtmdet_l, .*yolov5s6|the table has the scales n, s, m, l, x",
+        match=r"no model .* one of convnext_tiny, .*yolox_x|the table has the scales n, s, m, l, x",
     ):
         build_model(name, 80)
 
