@@ -205,7 +205,7 @@ from models.export import ExportedBackend, ExportedModel, Suppression, Writer, f
 from models.export.compare import ReferenceBackend, compare, drawn_images
 from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
-from models.loading import description, loaded_from_metadata
+from models.loading import classes_before, description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
 from training.evaluation import evaluate_split
 from utils import __version__
@@ -400,6 +400,7 @@ def open_dataset_images(
     )
     if set(model.names) < set(dataset.names):  # as train.py --classes trains them
         dataset.choose_classes([dataset.names.index(name) for name in model.names])
+    dataset.append_to(classes_before(model.names, dataset.own_names))
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)
 

@@ -57,6 +57,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         type=int,
         help="layers to freeze: N for the first N, or layer numbers",
     )
+    add(
+        "--add-classes",
+        action="store_true",
+        help="add the classes of --data to those of --weights, whose model stays as it is",
+    )
+    add(
+        "--ignore-old",
+        type=float,
+        metavar="CONF",
+        help="with --add-classes: what the old model finds with a score above it is no background "
+        "for the new classes; 1: all of it is",
+    )
     add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
 
     add = parser.add_argument_group("data").add_argument
@@ -373,6 +385,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         ),
     )
     data.choose_classes(requested.classes)
+    data.append_to(run.old_classes())  # of the model that --add-classes extends
     train_labels = data.read("train", log.say, leave_out_emptied=True)
     data.read("val", log.say)
     data.balance(requested.repeat_factor, log.say)  # how often an epoch draws each image
@@ -413,7 +426,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
 
     # Loss, this rank's share of each global batch, and the training state
     class_weights = weights_in_order(cfg.class_weights, data.names)
-    gains = loss_gains(hyp, cfg.label_smoothing, class_weights)
+    gains = loss_gains(hyp, cfg.label_smoothing, class_weights, cfg.ignore_old)
     criterion = build_loss(model.head, gains, log.say, auxiliary=model.auxiliary_head)
     criterion.to(weights_dtype(precision))
     loaders = build_loaders(
@@ -742,6 +755,7 @@ def open_model(
         download=cfg.download,
         world=world,
         say=say,
+        add_classes=cfg.add_classes,
     )
 
 

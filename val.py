@@ -181,6 +181,7 @@ from models.backends.combined import MergedClasses
 from models.loading import (
     LoadedModel,
     canvas_for,
+    classes_before,
     combine,
     fixed_settings_note,
     load_backend,
@@ -263,6 +264,9 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         dataset.choose_classes(args.classes)
     else:
         dataset.choose_classes(first.chosen_classes, f"{paths[0]} was trained with --classes")
+    if absent := classes_before(first.names, dataset.own_names):
+        dataset.append_to(absent)
+        log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)

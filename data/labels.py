@@ -212,6 +212,18 @@ class Labels:
         arrays["category_ids"] = self.category_ids[chosen]
         return Labels(**arrays)
 
+    def appended_to(self, count: int) -> "Labels":
+        """Return the same images and rows, the classes with numbers after those of `count` others.
+
+        The classes keep their category ids; the others have the ids that follow the largest.
+        """
+        first_free = int(self.category_ids.max(initial=0)) + 1
+        arrays = self.arrays()
+        arrays["classes"] = (self.classes + count).astype(np.int32)
+        others = np.arange(first_free, first_free + count)
+        arrays["category_ids"] = np.concatenate([others, self.category_ids])
+        return Labels(**arrays)
+
     def digest(self) -> str:
         """Return a text that is equal on two machines if they read the same images and boxes.
 

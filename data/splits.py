@@ -11,6 +11,7 @@ from data.balance.draws import Draws
 from data.balance.mixing import describe_weights, weights_of_images
 from data.balance.repeat_factors import class_factors, describe_factors, image_factors
 from data.dataset_yaml import DataSpec
+from data.formats.base import shown_names
 from data.formats.yolo_values import KEYPOINT_ROWS, POLYGON_ROWS
 from data.labels import Labels
 from data.layouts import Choices, open_data
@@ -45,6 +46,7 @@ class Dataset:
     reports: dict[str, Report] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the labels
     chosen: tuple[int, ...] | None = None  # the classes of the YAML that are used; None: all
+    others: tuple[str, ...] = ()  # classes in front of them, of which the data have no labels
     _draws: Draws | None = field(default=None, init=False)
 
     @property
@@ -81,6 +83,11 @@ class Dataset:
     @property
     def chosen_names(self) -> list[str]:
         """The names of the classes that are used, before they are treated as one."""
+        return [*self.others, *self.own_names]
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the classes of the YAML that are used."""
         if self.chosen is None:
             return list(self.spec.names)
         return [self.spec.names[number] for number in self.chosen]
@@ -107,6 +114,23 @@ class Dataset:
         except ValueError as error:
             raise ValueError(f"{origin}: {error}") from None
         self.chosen = tuple(sorted(set(found)))
+
+    def append_to(self, names: Sequence[str], origin: str = "--add-classes") -> None:
+        """Have other classes in front of those of the data, whose labels the data do not have.
+
+        Call it after `choose_classes`, and before `read`. names: of the others; none changes
+        nothing. origin: what says so, in errors. Raises ValueError if the data have one of them.
+        """
+        if not names:
+            return
+        common = [name for name in self.own_names if name in names]
+        if common:
+            known = shown_names(common)
+            raise ValueError(
+                f"{origin}: {self.spec.title} has {known}, which the model has already; name new "
+                "classes only, or choose them with --classes"
+            )
+        self.others = tuple(names)
 
     def read(
         self,
@@ -141,7 +165,9 @@ class Dataset:
         self._say_report(split, report, say)
         if self.chosen is not None:
             labels = self._with_chosen(split, labels, say, leave_out_emptied=leave_out_emptied)
-            report = replace(report, **counts_of(labels, self.chosen_names))
+            report = replace(report, **counts_of(labels, self.own_names))
+        if self.others:
+            labels = labels.appended_to(len(self.others))
         if self.single_class:
             labels = labels.with_single_class()
         self._say_shared_images(split, labels, say)
@@ -167,7 +193,7 @@ class Dataset:
 
         Raises ValueError if none is left. The arguments are those of `read`.
         """
-        names = self.chosen_names
+        names = self.own_names
         restricted = labels.with_classes(self.chosen or ())
         flag = f"--classes {printable(', '.join(names))}"
         if restricted.crowd.all():  # true also for no rows at all

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.blocks import LAYERS, Backbone, Layer, Level, Stack
 from models.head_registry import HEADS
-from models.heads import Head, Raw, WithAuxiliary
+from models.heads import Head, JoinedHead, Raw, WithAuxiliary
 from models.recompute import recomputed
 from models.table import (
     CHANNEL_MULTIPLE,
@@ -109,9 +109,10 @@ class Detector(nn.Module):
             check_sources(row, channels)
             input_channels = [channels[source] for source in row.sources]
             input_strides = [strides[source] for source in row.sources]
-            layer, info = build_layer(row, input_channels, input_strides, self.table)
-
             is_head = row.module in HEADS
+            build = build_joined_head if is_head and "class_groups" in self.table else build_layer
+            layer, info = build(row, input_channels, input_strides, self.table)
+
             if is_head != (row.position in head_positions):
                 heads = ", ".join(HEADS)
                 of_both = " of `head` and of `auxiliary`" if len(head_positions) > 1 else ""
@@ -420,6 +421,21 @@ def build_layer(
         args=[input_channels, *args],
     )
     return layer, info
+
+
+def build_joined_head(
+    row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
+) -> tuple[JoinedHead, LayerInfo]:
+    """Return one head for each group of classes, joined, and the line of the layer table.
+
+    The arguments, and errors, are those of `build_layer`.
+    """
+    parts: list[Any] = []
+    for classes in table["class_groups"]:
+        part, _ = build_layer(row, in_channels, strides, {**table, "nc": classes})
+        parts.append(part)
+    info = LayerInfo(row.position, row.sources, 1, 0, row.module, [list(in_channels), *row.args])
+    return JoinedHead(parts), info
 
 
 def stack(

@@ -3,14 +3,15 @@
 To add a head, add a line to HEADS.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.heads import Head
+from models.heads import Head, JoinedHead
 from models.heads.anchor_based import AnchorBasedHead
 from models.heads.decoupled import DecoupledHead
 from models.heads.distance import DistanceHead, DualDistanceHead, GroupedDistanceHead
 from models.heads.shared_distance import SharedDistanceHead
 from models.losses import Loss, LossGains
+from models.losses.added_classes import AddedClassesLoss
 from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.decoupled import DecoupledLoss
@@ -61,6 +62,8 @@ def build_loss(
     Raises: ValueError if there is no such loss, or it does not support the head, for example
     because of its levels.
     """
+    if isinstance(head, JoinedHead):
+        return _build_joined_loss(head, gains, say)
     loss = family_of(head).loss
     unused = [name for name in gains.changed() if name not in loss.uses]
     if unused:
@@ -69,3 +72,14 @@ def build_loss(
     if auxiliary is None:
         return main
     return AuxiliaryLoss(main, build_loss(auxiliary, gains))
+
+
+def _build_joined_loss(head: JoinedHead, gains: LossGains, say: Say) -> Loss:
+    """Return the loss that trains the newest part of a joined head."""
+    *older, newest = head.heads
+    own_gains = replace(
+        gains,
+        class_weights=gains.class_weights[-newest.num_classes :],
+        ignore_old=LossGains.ignore_old,
+    )
+    return AddedClassesLoss(build_loss(newest, own_gains, say), older, gains.ignore_old)

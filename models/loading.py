@@ -133,7 +133,8 @@ def _load_checkpoint(
     return LoadedModel(
         backend,
         digest=weights,
-        chosen_classes=settings.classes,
+        # --classes of --add-classes chose the new ones only.
+        chosen_classes=() if "class_groups" in detector.table else settings.classes,
         fitness=settings.fitness,
         **known,
     )
@@ -206,6 +207,19 @@ def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: boo
         f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: "
         "export it without --nms"
     )
+
+
+def classes_before(model_names: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of a model before `names`, if these are its last ones; else ().
+
+    So are the classes of data with which --add-classes has trained it.
+
+    >>> classes_before(["a", "b", "c"], ["b", "c"]), classes_before(["a", "b"], ["a", "b"])
+    (('a',), ())
+    """
+    first = len(model_names) - len(names)
+    is_end = first > 0 and list(model_names[first:]) == list(names)
+    return tuple(model_names[:first]) if is_end else ()
 
 
 def canvas_for(

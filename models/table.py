@@ -11,7 +11,8 @@ is that of all its batch normalizations, but for those of other libraries' backb
 0.001 and 0.03. `channel_multiple: 1`: scaled channels are rounded up to a multiple of it; the
 default is 8. `letterbox: top_left`: the model takes images at the top left of the canvas; the
 default is the center. `auxiliary`: rows that only training computes, after those of `head`; the
-last one is a second head.
+last one is a second head. `class_groups: [2, 1]`: the last row of `head` stands for one head for
+each group of classes (models/heads/joined.py); only checkpoints have such a table.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
@@ -60,6 +61,7 @@ KEYS = (
     "batch_norm",
     "anchors",
     "letterbox",
+    "class_groups",
     "backbone",
     "head",
     "auxiliary",
@@ -164,7 +166,11 @@ def read_table(path: Path) -> dict[str, Any]:
     if not isinstance(tree, MappingNode):
         keys = ", ".join(KEYS[1:])
         raise ValueError(f"{source}: a model table is a mapping with the keys {keys}")
-    return {**plain_values(tree, source), "source": source}
+    table = plain_values(tree, source)
+    if "class_groups" in table:
+        where = "of a checkpoint of --add-classes"
+        raise ValueError(f"{source}: `class_groups` is only in the table {where}; leave it out")
+    return {**table, "source": source}
 
 
 def plain_values(node: Node, source: str) -> Any:
@@ -241,6 +247,8 @@ def resolve(
     letterbox = plain_letterbox(table.get("letterbox"), source)
     if letterbox != "center":
         optional["letterbox"] = letterbox
+    if table.get("class_groups") is not None:
+        optional["class_groups"] = plain_class_groups(table, source)
 
     resolved = {
         "source": source,
@@ -473,6 +481,27 @@ def plain_letterbox(value: Any, source: str) -> Letterbox:
         allowed = " or ".join(LETTERBOXES)
         raise ValueError(f"{source}: `letterbox` is {given}, but must be {allowed}")
     return "center"
+
+
+def plain_class_groups(table: Mapping[str, Any], source: str) -> list[int]:
+    """Return the number of classes of each group of a table.
+
+    Raises: ValueError unless they are 2 or more whole numbers that sum to `nc`, and for a table
+    with an auxiliary branch.
+
+    >>> plain_class_groups({"class_groups": (2, 1), "nc": 3}, "table.yaml")
+    [2, 1]
+    """
+    groups = table["class_groups"]
+    is_list = _is_list(groups) and 2 <= len(groups) <= MAX_NUMBER
+    are_whole = is_list and all(is_whole(group, 1) for group in groups)
+    if not are_whole or sum(groups) != table.get("nc"):
+        given = reprlib.repr(groups)
+        wanted = f"2 or more whole numbers, which sum to `nc`, {reprlib.repr(table.get('nc'))}"
+        raise ValueError(f"{source}: `class_groups` must be {wanted}, got {given}")
+    if table.get("auxiliary"):
+        raise ValueError(f"{source}: `class_groups` and `auxiliary` cannot be used together")
+    return list(groups)
 
 
 def _is_list(value: Any) -> bool:

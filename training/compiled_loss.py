@@ -46,7 +46,8 @@ def compile_loss(
             targets = made_up_targets(len(images), boxes, images.shape[-1], images.device)
             terms = criterion(raw, targets)
             total = criterion.weighted_sum(terms)
-            torch.autograd.grad(total, list(tensors_in(raw)), allow_unused=True)
+            trained = [values for values in tensors_in(raw) if values.requires_grad]
+            torch.autograd.grad(total, trained, allow_unused=True)
 
     failure = first_failure(trial, world)
     if failure:

@@ -5,14 +5,23 @@ from collections.abc import Sequence
 from torch import nn
 
 from models.detector import Detector
+from models.heads import JoinedHead
 
 
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     """Freeze layers and return them.
 
+    Of a model with a joined head (--add-classes) all are frozen but the newest head.
+
     layers: their indices, or a single number N for the first N. Raises ValueError for a layer that
     the model does not have, and if no parameter is left to train.
     """
+    if isinstance(model.head, JoinedHead):
+        frozen = [*model.layers[: model.head_position], *model.head.heads[:-1]]
+        for layer in frozen:
+            layer.requires_grad_(False)
+        return frozen
+
     flag = f"--freeze {' '.join(map(str, layers))}"
     indices = list(range(layers[0])) if len(layers) == 1 else list(layers)
     last = len(model.layers) - 1

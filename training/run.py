@@ -43,7 +43,7 @@ from training.settings.class_weights import (
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
-from training.start import check_model
+from training.start import check_model, names_of_weights
 from training.state import TrainState
 from utils import __version__
 from utils.distributed.world import World
@@ -88,6 +88,19 @@ class Run:
         """The checkpoint that names loggers or their account; "" if the command line does."""
         is_from_file = self.config.has_loggers_beyond(self.config.given)
         return self.config.resume if self.saved and is_from_file else ""
+
+    def old_classes(self) -> list[str]:
+        """Return the classes of the model that --add-classes extends; without it none.
+
+        Raises ValueError as `load_detector` does.
+        """
+        if not self.config.add_classes:
+            return []
+        if self.saved is None:
+            return names_of_weights(self.config.weights, download=self.config.download)
+        description = self.saved.description
+        with refuse_damaged(self.config.resume):
+            return description.names[: -description.table["class_groups"][-1]]
 
     def check_data(self, data: Dataset, say: Say) -> None:
         """Raise ValueError if a resumed run was trained on other classes.

@@ -16,7 +16,7 @@ from models.table import load_model_table, resolve
 from models.weights.kestrel import is_network, load_detector
 from models.weights.network import copy_network, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing
-from models.weights.transfer import Copied, transfer
+from models.weights.transfer import Copied, transfer, with_added_classes
 from training.settings.recipe import TrainedWeights
 from utils.distributed.world import World
 from utils.log import Say
@@ -48,6 +48,14 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
         load_detector(path)
 
 
+def names_of_weights(weights: str, *, download: bool) -> list[str]:
+    """Return the class names in a checkpoint. Arguments and errors: as for `start_model`."""
+    if download:
+        fetch_weights(weights)
+    names: list[str] = load_detector(Path(weights))[1]["names"]
+    return names
+
+
 def start_model(
     cfg: str,
     weights: str,
@@ -61,6 +69,7 @@ def start_model(
     download: bool,
     world: World,
     say: Say,
+    add_classes: bool = False,
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model of a new run, and the trained weights it starts from, None for random ones.
 
@@ -81,12 +90,18 @@ def start_model(
         seed: for the anchor fitting.
         download: whether to fetch missing weights of models/pretrained.yaml.
         say: logs a sentence about the model, and one about the fit.
+        add_classes: the model is that of the checkpoint, with new classes after its own: see
+            `extended_model`.
 
     Raises ValueError as build_model and load_detector do.
     """
     # The checkpoint whose weights are copied.
     if download:
         fetch_weights(weights)
+    if add_classes:
+        if anchors_per_level:
+            say(f"anchors {anchors_per_level}: no effect, because --add-classes keeps the old ones")
+        return extended_model(weights, names, say)
     source: Detector | None = None
     source_names: list[str] = []
     of_backbone = bool(weights and cfg) and is_network(Path(weights))
@@ -97,8 +112,9 @@ def start_model(
     # The model, with random weights.
     table: str | dict[str, Any] = cfg or "yolov5n.yaml"
     if source and not cfg:
-        # A training centers its images, wherever the checkpoint's images were.
-        table = {key: value for key, value in source.table.items() if key != "letterbox"}
+        # A training centers its images, wherever the checkpoint's images were, and has one head.
+        not_kept = ("letterbox", "class_groups")
+        table = {key: value for key, value in source.table.items() if key not in not_kept}
     model = build_model(table, len(names), anchors=anchors_per_level or None)
 
     # Copy the weights that fit.
@@ -127,6 +143,33 @@ def start_model(
         elif anchors_per_level:
             say(f"anchors {anchors_per_level}: the head of this model has no anchors: no effect")
     return model, trained
+
+
+def extended_model(
+    weights: str, names: Sequence[str], say: Say
+) -> tuple[Detector, TrainedWeights | None]:
+    """Return the model of a checkpoint with a head for the new classes, and what it starts from.
+
+    Anchors, and where images lie on their canvases, are the checkpoint's, so that its old classes
+    are found as before.
+
+    weights: the checkpoint. names: the checkpoint's, then the new ones. say: logs a sentence about
+    the model, and what is trained.
+    """
+    old, checkpoint = load_detector(Path(weights))
+    old_count = len(checkpoint["names"])
+    model = with_added_classes(old, len(names) - old_count)
+
+    old_classes = counted(old_count, "old class")
+    new_classes = counted(len(names) - old_count, "new one")
+    old_parameters = sum(map(count_parameters, old.layers[: old.head_position + 1]))
+    trained = count_parameters(model) - old_parameters
+    say(
+        f"{weights}: {parameters_text(model)}, {old_classes} + {new_classes}; trained are the "
+        f"{trained:,} of the new head, {old_parameters:,} are frozen"
+    )
+    rms = weight_rms(model)
+    return model, TrainedWeights(rms, all_classes=False) if rms else None
 
 
 def _describe_transfer(

@@ -4,6 +4,7 @@ from models.heads.anchor_based import AnchorBasedHead
 from models.heads.base import Head, Raw, WithAuxiliary
 from models.heads.decoupled import DecoupledHead
 from models.heads.distance import DistanceHead, DualDistanceHead, GroupedDistanceHead
+from models.heads.joined import JoinedHead
 from models.heads.point_distance import PointDistanceHead
 from models.heads.shared_distance import SharedDistanceHead
 
@@ -14,6 +15,7 @@ __all__ = [
     "DualDistanceHead",
     "GroupedDistanceHead",
     "Head",
+    "JoinedHead",
     "PointDistanceHead",
     "Raw",
     "SharedDistanceHead",

@@ -80,6 +80,10 @@ class AnchorBasedHead(Head):
         outputs = self._by_output(values)
         return outputs[:, :5], outputs[:, 5:].movedim(1, 0)
 
+    def box_rows(self, key: str, values: Tensor) -> Tensor:
+        """Return the box rows of an output convolution, [A, 4, ...], or the anchors."""
+        return values if key in self.fitted else self._by_output(values)[:, :4]
+
     def set_anchors(self, anchors_px: Tensor) -> None:
         """Replace the anchors by these sizes in pixels, [L, A, 2].
 

@@ -8,7 +8,7 @@ L levels of the head, B images, N predictions per image over all levels, C class
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Head(Layer, ABC):
     multi_input = True
     scales_width = False
     # state_dict keys that depend on the data: `transfer` does not copy them
-    fitted: ClassVar[tuple[str, ...]] = ()
+    fitted: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
     needs_nms: bool = True  # whether several predictions find the same box
     constants: int = 0  # fixed numbers that published totals count as parameters
@@ -87,6 +87,14 @@ class Head(Layer, ABC):
 
         key: the tensor's name in the head's state_dict. values: the tensor.
         """
+
+    def box_rows(self, key: str, values: Tensor) -> Tensor:
+        """Return the part of a tensor that tells where boxes are, as a view of `values`.
+
+        A head of other classes can start from it. Without the rows that tell whether there is an
+        object: of each class, and of objectness. key, values: as for `split_classes`.
+        """
+        return self.split_classes(key, values)[0]
 
     def choose_output(self, name: str) -> None:
         """Have `decode` return the predictions of this name.

@@ -64,6 +64,12 @@ class DecoupledHead(Head):
             return values[:0], values
         return values, None
 
+    def box_rows(self, key: str, values: Tensor) -> Tensor:
+        """Return everything but the outputs of classes and objectness."""
+        if key.startswith("obj_preds."):
+            return values[:0]
+        return super().box_rows(key, values)
+
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Return raw maps [B, H, W, 5 + C], one per level: x, y, w, h, objectness, class logits."""
         raw = []

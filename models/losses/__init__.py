@@ -1,5 +1,6 @@
 """Losses: raw predictions and targets -> named, weighted terms, each for one kind of head."""
 
+from models.losses.added_classes import AddedClassesLoss
 from models.losses.anchor_based import AnchorBasedLoss
 from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.base import Loss, LossGains
@@ -8,6 +9,7 @@ from models.losses.distance import DistanceLoss, DualDistanceLoss, GroupedDistan
 from models.losses.shared_distance import SharedDistanceLoss
 
 __all__ = [
+    "AddedClassesLoss",
     "AnchorBasedLoss",
     "AuxiliaryLoss",
     "DecoupledLoss",

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from models.detector import Detector
-from models.heads import Head
+from models.detector import Detector, check_shapes
+from models.heads import Head, JoinedHead
+from models.table import without_auxiliary
 
 
 class Copied(NamedTuple):
@@ -76,8 +77,11 @@ def transfer(
 
         copied: list[int] = []
         has_classes = False
-        if type(head) is type(given_heads.get(prefix)):
-            copied, has_classes = _transfer_head(head, given_heads[prefix], common)
+        # The shared part is that of the first head of a joined one, which is copied last.
+        for part, of_part in reversed(_parts(given_heads.get(prefix), common)):
+            if type(head) is type(part):
+                copied, some_classes = _transfer_head(head, part, of_part)
+                has_classes |= some_classes
         tensors += sum(count > 0 for count in copied)
 
         if head is model.head:
@@ -88,6 +92,37 @@ def transfer(
     return Copied(tensors=tensors, total=total, classes=classes, share=values / all_values)
 
 
+def with_added_classes(old: Detector, count: int) -> Detector:
+    """Return a detector that has the classes of `old`, and `count` new ones after them.
+
+    It has the weights of `old`, bit for bit, and another head for the new classes. That starts from
+    the weights of the first old head that tell where boxes are; the others are random. An auxiliary
+    branch is left out.
+
+    Raises ValueError if the head of `old` cannot be built with another number of classes.
+    """
+    groups = [*old.table.get("class_groups", [old.num_classes]), count]
+    table = without_auxiliary(old.table)
+    table |= {"class_groups": groups, "nc": sum(groups)}
+    check_shapes(table)
+    model = Detector(table)
+
+    # The old model. Its head, unless it is joined already, becomes the first part.
+    for own, given in zip(model.layers[:-1], old.layers, strict=False):
+        own.load_state_dict(given.state_dict())
+    parts = _separate(model.head)
+    for own_part, given_part in zip(parts[:-1], _separate(old.head), strict=True):
+        own_part.load_state_dict(given_part.state_dict())
+
+    copy_box_rows(parts[-1], parts[0])
+    return model
+
+
+def _separate(head: Head) -> list[Head]:
+    """Return the heads of a joined head, or the only one."""
+    return head.heads if isinstance(head, JoinedHead) else [head]
+
+
 def _heads(detector: Detector) -> dict[str, Head]:
     """Return the heads by what the names of their tensors start with."""
     positions = [detector.head_position, len(detector.layers) - 1]
@@ -95,6 +130,22 @@ def _heads(detector: Detector) -> dict[str, Head]:
         f"layers.{position}.": head
         for position, head in zip(positions, detector.heads, strict=False)
     }
+
+
+def _parts(
+    head: Head | None, common: Sequence[tuple[int, int]]
+) -> list[tuple[Head, list[tuple[int, int]]]]:
+    """Return the heads of a joined head, or the only one, each with those of `common` that it has.
+
+    common: (index, index in `head`) of each class; the second becomes that in the part.
+    """
+    if not isinstance(head, JoinedHead):
+        return [] if head is None else [(head, list(common))]
+    parts = []
+    for part, first in zip(head.heads, head.first_classes, strict=True):
+        inside = range(first, first + part.num_classes)
+        parts.append((part, [(index, own - first) for index, own in common if own in inside]))
+    return parts
 
 
 def _fitting(body: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,6 +183,21 @@ def _transfer_head(
             has_classes = True
         copied.append(count)
     return copied, has_classes
+
+
+def copy_box_rows(head: Head, given: Head) -> None:
+    """Copy what tells where boxes are from a head of the same kind, which may have other classes.
+
+    A layer is copied if all of its tensors fit.
+    """
+    state = given.state_dict()
+    pairs = {}
+    for key, values in head.state_dict().items():
+        pairs[key] = head.box_rows(key, values), given.box_rows(key, state[key])
+    unfit = {_layer(key) for key, (own, theirs) in pairs.items() if own.shape != theirs.shape}
+    for key, (own, theirs) in pairs.items():
+        if _layer(key) not in unfit:
+            own.copy_(theirs)
 
 
 def _pairs(head: Head, given: Head) -> dict[str, PairedTensor | None]:

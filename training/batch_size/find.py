@@ -46,7 +46,7 @@ def find_batch_size(
 
     Raises ValueError as `choose_batch` does.
     """
-    gains = loss_gains(hyp, cfg.label_smoothing)
+    gains = loss_gains(hyp, cfg.label_smoothing, ignore_old=cfg.ignore_old)
     criterion = build_loss(model.head, gains, auxiliary=model.auxiliary_head)
     criterion.to(weights_dtype(precision))
 

@@ -42,6 +42,14 @@ LISTS = (
     "augmentations",
     "loggers",
 )
+# flags that make no sense with --add-classes, and why
+NOT_WITH_ADD_CLASSES = {
+    "cfg": "the model is the checkpoint's",
+    "freeze": "all layers of the old model are frozen",
+    "single_cls": "new classes are added to those of the checkpoint",
+    "image_weights": "it draws images by the AP of all classes, and old ones need no labels",
+    "noautoanchor": "the anchors are the checkpoint's",
+}
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
 
@@ -75,6 +83,8 @@ class TrainConfig:
 
     weights: str = ""
     cfg: str = ""
+    add_classes: bool = False
+    ignore_old: float = 0.5
     data: tuple[str, ...] = ("shapes.yaml",)
     val_split: float = 0.2
     group: str = ""
@@ -197,6 +207,12 @@ class TrainConfig:
             "choose the share of images below which a class is rare, up to 1; 0: repeat none",
         )
 
+        self._require(
+            "ignore_old",
+            0 < self.ignore_old <= 1,
+            "choose a score above 0, or 1: nothing is ignored",
+        )
+
         starts_at_0 = all(number >= 0 for number in self.freeze)
         require(starts_at_0, f"--freeze {list(self.freeze)}: layer numbers start at 0")
 
@@ -246,6 +262,8 @@ class TrainConfig:
             f"--entity {self.entity}: is an account of Weights & Biases; give --wandb, too",
         )
 
+        self._check_add_classes()
+
         require(
             not (self.image_weights and self.repeat_factor),
             "--image-weights and --repeat-factor cannot be used together: both choose how often "
@@ -258,6 +276,20 @@ class TrainConfig:
         require(
             not (self.rect and self.multi_scale), "--rect and --multi-scale cannot be used together"
         )
+
+    def _check_add_classes(self) -> None:
+        if not self.add_classes:
+            given = "ignore_old" in self.given and not self.resume
+            require(not given, f"--ignore-old {self.ignore_old:g}: give --add-classes, too")
+            return
+        require(
+            bool(self.weights or self.resume or self.resume_evolve),
+            "--add-classes adds classes to a trained model: give its checkpoint with --weights",
+        )
+        for name, reason in NOT_WITH_ADD_CLASSES.items():
+            is_set = getattr(self, name) != _DEFAULTS[name]
+            message = f"--add-classes and {flag(name)} cannot be used together: {reason}"
+            require(not is_set, message)
 
     def _require(self, name: str, condition: bool, allowed: str) -> None:
         """Raise ValueError with a flag's value and what is allowed, unless `condition` is true."""

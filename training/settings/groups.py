@@ -27,7 +27,10 @@ def augmentation(hyp: Hyp) -> Augmentation:
 
 
 def loss_gains(
-    hyp: Hyp, label_smoothing: float, class_weights: tuple[float, ...] = ()
+    hyp: Hyp,
+    label_smoothing: float,
+    class_weights: tuple[float, ...] = (),
+    ignore_old: float = LossGains.ignore_old,
 ) -> LossGains:
     """Return the weights and settings of the loss terms. class_weights: of each class, () for 1."""
     return LossGains(
@@ -40,6 +43,7 @@ def loss_gains(
         fl_gamma=hyp.fl_gamma,
         label_smoothing=label_smoothing,
         class_weights=class_weights,
+        ignore_old=ignore_old,
     )
 
 
