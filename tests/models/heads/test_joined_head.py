@@ -1,0 +1,202 @@
+"""Heads joined to one: what the old model finds stays as it is, for every kind of head."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import Detector, build_model
+from models.heads import JoinedHead
+from models.loading import load_backend
+from models.nms import non_max_suppression
+from models.table import read_table, resolve
+from models.weights.added_classes import with_added_classes
+from models.weights.kestrel import load_detector
+from models.weights.transfer import transfer
+from tests.support.exporting import MICRO, lively_detector, micro_table, save_checkpoint
+from utils.nested import tensors_in
+
+NAMES = ["disc", "square", "bar"]
+KINDS: dict[str, dict[str, Any]] = {
+    "anchor-based": read_table(MICRO),
+    "decoupled": micro_table("DecoupledDetect", "nc"),
+    "distance": micro_table("DistanceDetect", "nc", 16),
+    "grouped": micro_table("GroupedDistanceDetect", "nc", 16),
+    "dual": micro_table("DualDistanceDetect", "nc", 1, True),
+    "shared": micro_table("SharedDistanceDetect", "nc", True),
+}
+
+
+def confident_detector(kind: str) -> Detector:
+    """A model of three classes whose predictions vary, with some scores above 0.5."""
+    model = lively_detector(KINDS[kind])
+    while detect(model)[1].max() < 0.6:
+        for key, values in model.head.state_dict().items():
+            classes = model.head.split_classes(key, values)[1]
+            if classes is not None and key.endswith("bias"):
+                classes.add_(1)
+    return model
+
+
+@pytest.fixture(params=KINDS)
+def old(request: pytest.FixtureRequest) -> Detector:
+    return confident_detector(request.param)
+
+
+def images(seed: int = 1) -> Tensor:
+    return torch.rand(3, 3, 64, 96, generator=torch.Generator().manual_seed(seed))
+
+
+def detect(model: Detector, confidence: float = 0.0, count: int = 3) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        return model.decode(model(images()[:count]), confidence)
+
+
+def test_old_predictions_are_equal_to_the_bit(old):
+    """Before NMS, above a confidence, and fused; two groups are added, one after the other."""
+    before, scores_before = detect(old)
+    model = with_added_classes(with_added_classes(old, 1), 2).eval()
+    assert model.table["class_groups"] == [3, 1, 2]
+    assert model.num_classes == 6
+
+    for confidence in (0.0, 0.3):
+        for fused in (False, True):
+            if fused:
+                old.fuse()
+                model.fuse()
+            expected, expected_scores = detect(old, confidence)
+            boxes, scores = detect(model, confidence)
+            count = expected.shape[1]
+            assert torch.equal(boxes[:, :count], expected)
+            assert torch.equal(scores[:, :count, :3], expected_scores)
+            assert not scores[:, :count, 3:].any()
+            assert not scores[:, count:, :3].any()
+    assert before.shape[1] * 3 == detect(model)[0].shape[1]
+    assert scores_before.amax() > 0.3  # the comparison is one of boxes that are found
+
+
+def test_no_images(old):
+    model = with_added_classes(old, 1).eval()
+    boxes, scores = detect(model, count=0)
+    count = 2 * detect(old)[0].shape[1]
+    assert (boxes.shape, scores.shape) == ((0, count, 4), (0, count, 4))
+
+
+def test_old_detections_are_the_same_after_class_wise_nms(old):
+    """As long as no limit of detections leaves some out."""
+    model = with_added_classes(old, 1).eval()
+    limits = {"confidence": 0.4, "max_detections": 10_000, "max_candidates": 100_000}
+    for one, both in zip(
+        non_max_suppression(*detect(old), **limits),
+        non_max_suppression(*detect(model), **limits),
+        strict=True,
+    ):
+        assert len(one)
+        assert torch.equal(both[both[:, 5] < 3], one)
+
+
+def test_parts_have_the_weights_of_the_old_head_where_classes_share_them(old):
+    model = with_added_classes(old, 3)
+    assert isinstance(model.head, JoinedHead)
+    first, second = model.head.heads
+    assert second.state_dict().keys() == first.state_dict().keys() == old.head.state_dict().keys()
+    shared = 0
+    for key, values in second.state_dict().items():
+        given = first.state_dict()[key]
+        assert torch.equal(given, old.head.state_dict()[key])
+        rows, given_rows = second.box_rows(key, values), first.box_rows(key, given)
+        assert torch.equal(rows, given_rows)
+        shared += rows.numel()
+        classes, given_classes = (
+            head.split_classes(key, each)[1] for head, each in ((second, values), (first, given))
+        )
+        if classes is not None and key.endswith("weight"):
+            assert not torch.equal(classes, given_classes)
+    assert 0 < shared < sum(values.numel() for values in second.state_dict().values())
+
+
+def test_new_scores_begin_as_those_of_a_new_model(old):
+    """Also objectness, which the old head has learned: it would find old objects as new ones."""
+    scores = detect(with_added_classes(old, 1).eval())[1][..., 3]
+    assert 0 < scores.max() < 0.35
+    assert detect(old)[1].max() > 0.5
+
+
+def test_checkpoint_is_loaded_and_its_outputs_are_chosen(old, tmp_path):
+    model = with_added_classes(old, 1)
+    path = save_checkpoint(tmp_path / "m.pt", model, names=[*NAMES, "new"])
+    loaded, _ = load_detector(path)
+    assert all(
+        map(
+            torch.equal, tensors_in(list(loaded.state_dict().values())), model.state_dict().values()
+        )
+    )
+    backend = load_backend(path, torch.device("cpu")).backend
+    boxes, scores = backend.predict(images())[:2]
+    one, one_scores = load_backend(
+        save_checkpoint(tmp_path / "old.pt", old), torch.device("cpu")
+    ).backend.predict(images())[:2]
+    assert torch.equal(boxes[:, : one.shape[1]], one)
+    assert torch.equal(scores[:, : one.shape[1], :3], one_scores)
+
+    outputs = model.head.outputs
+    assert outputs == old.head.outputs
+    assert model.needs_nms == old.needs_nms
+    if outputs:
+        for each in (old, model):
+            each.choose_output("o2m")
+        assert model.needs_nms
+        assert torch.equal(detect(model.eval())[0][:, : detect(old)[0].shape[1]], detect(old)[0])
+
+
+def test_transfer_takes_classes_of_all_parts_by_name(old):
+    joined = with_added_classes(old, 2)
+    wanted = ["new", "square", "none"]
+    model = build_model({k: v for k, v in old.table.items()}, 3)
+    copied = transfer(model, wanted, joined, [*NAMES, "other", "new"])
+    assert copied.classes == 2
+    first, second = joined.head.heads
+    for key, values in model.head.state_dict().items():
+        rows = model.head.split_classes(key, values)[1]
+        if rows is not None and key not in model.head.fitted:
+            assert torch.equal(rows[1], first.split_classes(key, first.state_dict()[key])[1][1])
+            assert torch.equal(rows[0], second.split_classes(key, second.state_dict()[key])[1][1])
+        elif key not in model.head.fitted:
+            assert torch.equal(values, first.state_dict()[key])
+
+
+def test_auxiliary_branch_is_left_out():
+    table = micro_table("DistanceDetect", "nc", 16)
+    table["auxiliary"] = [["images", 1, "Conv", [256, 3, 8]], [[3, 4], 1, "DistanceDetect", ["nc"]]]
+    old = build_model(table, 3).eval()
+    model = with_added_classes(old, 1).eval()
+    assert "auxiliary" not in model.table
+    assert len(model.layers) == old.head_position + 1
+    assert torch.equal(detect(model)[0][:, :30], detect(old)[0])
+
+
+def test_letterbox_of_the_old_model_is_kept():
+    old = build_model(micro_table("DecoupledDetect", "nc") | {"letterbox": "top_left"}, 3)
+    assert with_added_classes(old, 1).letterbox == "top_left"
+
+
+@pytest.mark.parametrize("groups", [[3], [2, 2], [3, 0], [1.5, 1.5], "21", 3, [True, 2]])
+def test_wrong_groups_are_refused(groups):
+    table = resolve(KINDS["decoupled"], None, 3) | {"class_groups": groups}
+    with pytest.raises(ValueError, match="`class_groups` must be 2 or more whole numbers, which"):
+        Detector(table)
+
+
+def test_groups_in_a_file_are_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(MICRO.read_text() + "class_groups: [2, 1]\n")
+    with pytest.raises(ValueError, match="mine.yaml: `class_groups` is only in the table of a che"):
+        build_model(file, 3)
+
+
+def test_groups_beside_an_auxiliary_branch_are_refused():
+    table = resolve(KINDS["decoupled"], None, 3)
+    table |= {"class_groups": [2, 1], "auxiliary": [[[3, 4], 1, "DecoupledDetect", ["nc"]]]}
+    with pytest.raises(ValueError, match="`class_groups` and `auxiliary` cannot be used together"):
+        Detector(table)
