@@ -153,7 +153,7 @@ def test_checkpoint_is_loaded_and_its_outputs_are_chosen(old, tmp_path):
 def test_transfer_takes_classes_of_all_parts_by_name(old):
     joined = with_added_classes(old, 2)
     wanted = ["new", "square", "none"]
-    model = build_model({k: v for k, v in old.table.items()}, 3)
+    model = build_model(old.table, 3)
     copied = transfer(model, wanted, joined, [*NAMES, "other", "new"])
     assert copied.classes == 2
     first, second = joined.head.heads
@@ -191,7 +191,9 @@ def test_wrong_groups_are_refused(groups):
 def test_groups_in_a_file_are_refused(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(MICRO.read_text() + "class_groups: [2, 1]\n")
-    with pytest.raises(ValueError, match="mine.yaml: `class_groups` is only in the table of a che"):
+    with pytest.raises(
+        ValueError, match=r"mine\.yaml: `class_groups` is only in the table of a che"
+    ):
         build_model(file, 3)
 
 

@@ -104,9 +104,9 @@ def test_no_targets_and_no_images(model, confidence):
 
 def test_ignored_cells_by_hand():
     """One image of 64 x 64 with 4 x 4 cells of 16 px. The old part has one box with a score above
-    0.5, its cell (1, 1): 20, 4 to 44, 28. The middles of its cells (1, 0) and (2, 0), 24 and 40 px by
-    8, and (1, 1) and (2, 1), by 24, lie in it. The target, 30, 12 to 50, 36, has its cell at (2, 1)
-    and is assigned it, though it is ignored.
+    0.5, of cell (1, 1): 20, 4 to 44, 28. In it are the middles, 24 and 40 px by 8 and 24 px, of
+    the cells (1, 0), (2, 0), (1, 1) and (2, 1). The target, 30, 12 to 50, 36, is assigned the cell
+    (2, 1), though it is ignored.
     """
     table = micro_table("DecoupledDetect", "nc")
     table["head"] = [[[3], 1, "DecoupledDetect", ["nc"]]]
