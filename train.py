@@ -66,8 +66,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         "--ignore-old",
         type=float,
         metavar="CONF",
-        help="with --add-classes: what the old model finds with a score above it is no background "
-        "for the new classes; 1: all of it is",
+        help="with --add-classes: do not train the new classes on background where the old model "
+        "finds something with a score above CONF; 1: train on all of it",
     )
     add("--noautoanchor", action="store_true", help="do not fit the anchors to the data")
 

@@ -77,9 +77,9 @@ def build_loss(
 def _build_joined_loss(head: JoinedHead, gains: LossGains, say: Say) -> Loss:
     """Return the loss that trains the newest part of a joined head."""
     *older, newest = head.heads
-    rule = "what the old model finds is background for the new classes"
+    rule = "for the new classes, what the old model finds is background"
     if gains.ignore_old < 1:
-        rule = f"boxes of the old model with a score above {gains.ignore_old:g} are ignored"
+        rule = f"where the old model scores above {gains.ignore_old:g}, background is not trained"
     say(f"--ignore-old {gains.ignore_old:g}: {rule}")
     own_gains = replace(
         gains,

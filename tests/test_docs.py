@@ -62,7 +62,12 @@ USER_PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 TOOLS_PAGE = ROOT / "docs" / "annotation_tools.md"
 AUGMENTATIONS_PAGE = ROOT / "docs" / "augmentations.md"
 BACKBONES_PAGE = ROOT / "docs" / "backbones.md"
-OWN_TESTS = (TOOLS_PAGE, AUGMENTATIONS_PAGE)  # pages whose commands need files of their own
+ADD_CLASSES_PAGE = ROOT / "docs" / "add_classes.md"
+OWN_TESTS = (
+    TOOLS_PAGE,
+    AUGMENTATIONS_PAGE,
+    ADD_CLASSES_PAGE,
+)  # pages whose commands need files of their own
 PAGES = [
     *USER_PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "PROVENANCE.md")),
@@ -543,6 +548,23 @@ def test_documented_commands_with_augmentations_run(small, tmp_path, monkeypatch
     assert Path("augmentations.jpg").exists()
     run_in_process(list(training), small)
     assert Path("runs/train/exp/augmentations.yaml").read_text() == file.text
+
+
+@pytest.mark.slow
+def test_documented_command_adds_a_class(small, tmp_path, monkeypatch):
+    """With the checkpoint and the data that it names."""
+    monkeypatch.chdir(tmp_path)
+    run_in_process(["python", "train.py"], small)
+    names = "names: [rhombus, ellipse, line]"
+    images = Path(small["train.py"][1]).parent / "images"
+    Path("foxes.yaml").write_text(f"train: {images}\nval: {images}\n{names}\n")
+    (words,) = [command.words for command in commands_of(ADD_CLASSES_PAGE)]
+    flags = small["train.py"][2:]  # without --data
+    at = flags.index("--cfg")
+    run_in_process(list(words), {"train.py": [*flags[:at], *flags[at + 2 :]]})
+    model = load_backend(Path("runs/train/exp2/weights/best.pt"), torch.device("cpu"))
+    assert model.names[-3:] == ("rhombus", "ellipse", "line")
+    assert len(model.names) == 6
 
 
 TOOL_COMMANDS = [command.words for command in commands_of(TOOLS_PAGE)]

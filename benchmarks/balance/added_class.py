@@ -62,7 +62,7 @@ def trainings(
     made = [first]
     added = ("--add-classes", "--weights", str(old), "--classes", new)
     for score in options.ignore:
-        name = f"added, ignoring above {score:g}" if score < 1 else "added, ignoring nothing"
+        name = f"added --ignore-old {score:g}"
         made.append(training_of(name, (*added, "--ignore-old", f"{score:g}"), options, seed))
     if not options.no_all_labels:
         made.append(training_of("all labels", ("--cfg", options.cfg), options, seed))

@@ -27,7 +27,7 @@ class AddedClassesAssignment(NamedTuple):
 class AddedClassesLoss(Loss):
     """The terms of the newest part of a joined head, whose classes are the last ones.
 
-    Only boxes of its classes are targets. Objects of the older classes need no labels: where an
+    Only boxes of its classes are targets. Objects of the older classes need no labels. Where an
     older part predicts a box with a score above `confidence`, the box is an ignore region, so that
     what lies in it is not trained as background. A prediction that is assigned to a target counts
     in any case.

@@ -26,7 +26,8 @@ class LossGains:
         label_smoothing: epsilon.
         class_weights: of each class; () for 1. A predicted box that is assigned to an object of the
             class has this weight in the classification term, in the entropies of all classes.
-        ignore_old: boxes of older classes with a score above it are ignore regions for added ones.
+        ignore_old: boxes of older classes with a score above it are ignore regions for added ones;
+            1 for none.
     """
 
     box: float = 0.05
@@ -38,7 +39,7 @@ class LossGains:
     fl_gamma: float = 0.0
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
-    ignore_old: float = 0.5
+    ignore_old: float = 1.0
 
     def changed(self) -> list[str]:
         """Return the names of the settings that differ from the defaults."""

@@ -159,3 +159,48 @@ def test_split_without_box_of_the_classes_is_refused(tmp_path):
     sentence = r"^'train' of .*set: no box of these classes \(--classes cat\)$"
     with pytest.raises(ValueError, match=sentence):
         read(root, tmp_path / "cache", "cat", choices=Choices(val_split=0))
+
+
+# Classes of an older model in front of those of the data
+
+
+def test_other_classes_are_in_front_and_numbers_of_labels_follow(tiny_data, tmp_path):
+    """disc, square, bar: of these square and bar are chosen, and become 2 and 3."""
+    plain, _ = read(tiny_data, tmp_path, "square", "bar")
+    dataset = open_dataset(
+        [str(tiny_data)],
+        ("train",),
+        CPU,
+        download=False,
+        single_class=False,
+        cache_dir=str(tmp_path),
+    )
+    dataset.choose_classes(["square", "bar"])
+    dataset.append_to(["disc", "fox"])
+    labels = dataset.read("train", leave_out_emptied=True)
+    assert dataset.names == ["disc", "fox", "square", "bar"]
+    assert dataset.own_names == ["square", "bar"]
+    assert dataset.chosen_words == ["square", "bar"]  # those of the data, for the next time
+
+    expected = plain.labels["train"]
+    assert labels.classes.tolist() == (expected.classes + 2).tolist()
+    assert (labels.boxes_xywh == expected.boxes_xywh).all()
+    assert labels.category_ids.tolist() == [4, 5, 2, 3]  # those of the data keep theirs
+    assert dataset.reports["train"].instances_per_class == (("square", 8), ("bar", 9))
+
+
+def test_labels_without_rows_and_without_others(tiny_data, tmp_path):
+    labels = read(tiny_data, tmp_path)[0].labels["train"]
+    nothing = labels.subset([]).appended_to(1)
+    assert (len(nothing), len(nothing.classes), len(nothing.category_ids)) == (0, 0, 4)
+    assert labels.appended_to(0).digest() == labels.digest()
+
+
+def test_classes_that_both_have_are_refused(tiny_data, tmp_path):
+    dataset, _ = read(tiny_data, tmp_path, "bar")
+    dataset.append_to([])
+    assert dataset.names == ["bar"]
+    dataset.append_to(["disc"])  # of the data, but not chosen
+    sentence = "--add-classes: .* has bar, which the model has already; name new classes only, or"
+    with pytest.raises(ValueError, match=sentence):
+        dataset.append_to(["disc", "bar"])

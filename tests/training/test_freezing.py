@@ -6,6 +6,7 @@ from torch import nn
 
 from models import build_model
 from models.detector import Detector
+from models.weights.transfer import with_added_classes
 from training.freezing import freeze, set_training
 
 
@@ -50,3 +51,19 @@ def test_frozen_layers_keep_their_statistics(model):
 def test_freeze_rejects_invalid_layers(model, layers, text):
     with pytest.raises(ValueError, match=text):
         freeze(model, layers)
+
+
+def test_all_but_the_newest_head_is_frozen(model):
+    """Whatever --freeze says, which --add-classes refuses."""
+    extended = with_added_classes(model, 1)
+    set_training(extended, freeze(extended, [0]))
+    training = {name for name, module in extended.named_modules() if module.training}
+    newest = f"layers.{extended.head_position}.parts.1"
+    assert training - {name for name in training if name.startswith(newest)} == {
+        "",
+        "layers",
+        newest.removesuffix(".parts.1"),
+        newest.removesuffix(".1"),
+    }
+    trained = {name for name, value in extended.named_parameters() if value.requires_grad}
+    assert trained == {name for name, _ in extended.named_parameters() if name.startswith(newest)}

@@ -84,7 +84,7 @@ class TrainConfig:
     weights: str = ""
     cfg: str = ""
     add_classes: bool = False
-    ignore_old: float = 0.5
+    ignore_old: float = 1.0
     data: tuple[str, ...] = ("shapes.yaml",)
     val_split: float = 0.2
     group: str = ""

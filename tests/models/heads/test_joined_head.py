@@ -11,9 +11,8 @@ from models.heads import JoinedHead
 from models.loading import load_backend
 from models.nms import non_max_suppression
 from models.table import read_table, resolve
-from models.weights.added_classes import with_added_classes
 from models.weights.kestrel import load_detector
-from models.weights.transfer import transfer
+from models.weights.transfer import transfer, with_added_classes
 from tests.support.exporting import MICRO, lively_detector, micro_table, save_checkpoint
 from utils.nested import tensors_in
 

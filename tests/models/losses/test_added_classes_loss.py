@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 from models import Detector, LossGains, build_loss, build_model
 from models.assign.targets import PADDING_CLASS, pad_targets
 from models.losses import AddedClassesLoss
-from models.weights.added_classes import with_added_classes
+from models.weights.transfer import with_added_classes
 from tests.models.heads.test_joined_head import KINDS, confident_detector
 from tests.support.exporting import micro_table
 from utils.boxes import IGNORE_CLASS
