@@ -36,6 +36,7 @@ from models.blocks.registry import LAYERS
 from models.head_registry import HEADS, build_loss
 from models.losses import LossGains
 from models.nms import non_max_suppression
+from models.weights.transfer import with_added_classes
 from tests.support.anchor_free import FAMILY
 from tests.support.meta_device import (
     COPIED_TO_DEVICE,
@@ -250,11 +251,14 @@ class Epoch:
         recompute: bool = False,
         frozen: Sequence[int] = (),
         scale: bool = False,
+        added: int = 0,
         **gains: float,
     ) -> None:
         sampler, self.loader = loader.sampler, loader
         world = World(META, size=sampler.num_replicas)
         self.model = build_model(table_with(*head), 3)
+        if added:
+            self.model = with_added_classes(self.model, added)
         self.model.to(memory_format=torch.channels_last).to(META)
         self.model.recompute = recompute
         set_training(self.model, freeze(self.model, frozen))
@@ -340,6 +344,7 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SGD", 1, {"head": ("DecoupledDetect", ["nc", True])}),
         ("SGD", 1, {"head": ("DistanceDetect", ["nc", 16]), "recompute": True}),
         ("AdamW", 2, {"head": ("DistanceDetect", ["nc", 1, True])}),
+        ("SGD", 1, {"head": ("DecoupledDetect", ["nc"]), "added": 2, "ignore_old": 0.5}),
         ("SGD", 2, {"head": ("DualDistanceDetect", ["nc"]), "scale": True}),
         (
             "SGD",

@@ -100,7 +100,7 @@ def start_model(
         fetch_weights(weights)
     if add_classes:
         if anchors_per_level:
-            say(f"anchors {anchors_per_level}: no effect, because --add-classes keeps the old ones")
+            say(f"anchors {anchors_per_level}: no effect: --add-classes keeps those of {weights}")
         return extended_model(weights, names, say)
     source: Detector | None = None
     source_names: list[str] = []

@@ -108,10 +108,10 @@ def report(
     for name in dict.fromkeys(name for name, _ in found):
         figures = [value for (setting, _), value in found.items() if setting == name]
         cells = [spread([each[column] for each in figures]) for column in range(len(COLUMNS))]
-        rows.append([name, len(figures), *cells])
+        rows.append([name, len(figures), *(_shown(cell) for cell in cells)])
     single = []
     for (name, seed), value in found.items():
-        single.append([name, seed, *(f"{number:.4f}" for number in value)])
+        single.append([name, seed, *(_shown(f"{number:.4f}") for number in value)])
 
     data = name_of(options.data)
     return [
@@ -127,6 +127,11 @@ def report(
         "",
         table(["training", "seed", *COLUMNS], single),
     ]
+
+
+def _shown(number: str) -> str:
+    """Return the text of a number; "-" for what a model does not have."""
+    return "-" if number.startswith("nan") else number
 
 
 def read_options() -> argparse.Namespace:
