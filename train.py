@@ -519,6 +519,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         background,
         log,
         data.names,
+        unlabeled=data.unlabeled,
         fitness=run.fitness,
         epochs=cfg.epochs,
         every=cfg.validate_every,
@@ -570,7 +571,12 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
                 log.say(f"early stopping: no improvement for {cfg.patience} epochs (--patience)")
 
         best, best_epoch = evaluate_best(
-            checkpoints, model.table, loaders.val, world, active=log.active
+            checkpoints,
+            model.table,
+            loaders.val,
+            world,
+            unlabeled=data.unlabeled,
+            active=log.active,
         )
 
     # Results

@@ -314,6 +314,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         iou=iou,
         max_detections=args.max_det,
         class_ids=class_ids,
+        unlabeled=dataset.unlabeled,
         active=world.is_main,
     )
 

@@ -86,6 +86,11 @@ class Dataset:
         return [*self.others, *self.own_names]
 
     @property
+    def unlabeled(self) -> int:
+        """How many of the first classes in `names` have no labels."""
+        return 0 if self.single_class else len(self.others)
+
+    @property
     def own_names(self) -> list[str]:
         """The names of the classes of the YAML that are used."""
         if self.chosen is None:

@@ -75,6 +75,7 @@ def predict_split(
     iou: float = 0.6,
     max_detections: int = 300,
     class_ids: Sequence[int] | None = None,
+    unlabeled: int = 0,
     title: str = "val",
     active: bool = True,
     interrupted: Callable[[], bool] | None = None,
@@ -90,6 +91,8 @@ def predict_split(
         max_detections: how many to keep per image, over all classes.
         class_ids: the model's classes that are those of the labels, ascending; None: all. The
             others are detected as well, and then removed, so that the AP of a class is the same.
+        unlabeled: how many of the first classes have no labels in these data, though there may be
+            objects. Their detections are removed as well.
         title: of the progress bar.
         active: whether the bar is shown.
         interrupted: called before each batch; whether to stop.
@@ -148,11 +151,12 @@ def predict_split(
     if isinstance(loader.labels, TiledLabels):
         layout = loader.labels.layout()
         gathered = merge_rows(gathered, world, **layout, iou=iou, max_detections=max_detections)
+    labeled = gathered[gathered[:, 1] >= unlabeled]
     means = _mean_losses(torch.cat(losses), torch.cat(sizes), len(loader.labels), world)
     milliseconds = _times_per_image(clock, batches.waited, len(loader.labels), world)
     return SplitPredictions(
         loader.labels.whole,
-        _as_detections(_of_classes(gathered, class_ids), loader.labels.whole),
+        _as_detections(_of_classes(labeled, class_ids), loader.labels.whole),
         dict(zip(terms, means, strict=True)),
         milliseconds,
     )
@@ -230,11 +234,12 @@ def evaluate_best(
     loader: Loader[EvaluationSampler],
     world: World,
     *,
+    unlabeled: int = 0,
     active: bool,
 ) -> tuple[Evaluation, int]:
     """Return the evaluation of best.pt, the same as by val.py, and its epoch, counted from 1.
 
-    table: the model's. active: whether a progress bar is shown.
+    table: the model's. unlabeled: as for `predict_split`. active: whether a progress bar is shown.
     """
     # Rank 0 reads the weights, and the others receive them.
     model = Detector(table)
@@ -248,6 +253,12 @@ def evaluate_best(
 
     with checkpoints.interruptible(saved=True) as interrupted:
         result = evaluate_split(
-            model, loader, world, title="best", active=active, interrupted=interrupted
+            model,
+            loader,
+            world,
+            unlabeled=unlabeled,
+            title="best",
+            active=active,
+            interrupted=interrupted,
         )
     return result, epoch

@@ -29,6 +29,7 @@ class EpochValidation:
         loader: of the validation split.
         background: computes the metrics; they are recorded when somebody waits for it.
         names: of the classes.
+        unlabeled: as for `predict_split`.
         fitness: decides which epoch is the best.
         epochs: of the run; the last one is always validated.
         every: validate every so many epochs; 0: only the last one.
@@ -46,6 +47,7 @@ class EpochValidation:
         log: RunLog,
         names: Sequence[str],
         *,
+        unlabeled: int = 0,
         fitness: Fitness,
         epochs: int,
         every: int,
@@ -59,6 +61,7 @@ class EpochValidation:
         self.background = background
         self.log = log
         self.names = names
+        self.unlabeled = unlabeled
         self.fitness = fitness
         self.trial = trial
         self.epochs = epochs
@@ -112,6 +115,7 @@ class EpochValidation:
                 self.loader,
                 self.state.world,
                 criterion=self.criterion,
+                unlabeled=self.unlabeled,
                 active=self.log.active,
                 interrupted=interrupted,
             )

@@ -64,6 +64,8 @@ MAY_CHANGE = {
 MAY_NOT_CHANGE = {
     "weights": "other.pt",
     "cfg": "yolov5s.yaml",
+    "add_classes": True,
+    "ignore_old": 0.5,
     "hyp": "hyp.VOC.yaml",
     "imgsz": 320,
     "tile": 320,

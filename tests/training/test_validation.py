@@ -330,7 +330,7 @@ def test_averaged_weights_are_validated(tmp_path, monkeypatch):
     validation, _ = open_validation(tmp_path / "exp", epochs=3)
     state = validation.state
     assert validation._detect() == "detections"
-    options = {"criterion": CRITERION, "active": True}
+    options = {"criterion": CRITERION, "unlabeled": 0, "active": True}
     assert seen == [((state.ema.model, validation.loader, state.world), options, False)]
     assert validation.loader.begun == 1  # the next pass, after this one
 
