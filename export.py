@@ -400,7 +400,7 @@ def open_dataset_images(
     )
     if set(model.names) < set(dataset.names):  # as train.py --classes trains them
         dataset.choose_classes([dataset.names.index(name) for name in model.names])
-    dataset.append_to(classes_before(model.names, dataset.own_names))
+    dataset.append_to(classes_before(model.names, dataset.own_names, dataset.spec.names))
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)
 

@@ -264,7 +264,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         dataset.choose_classes(args.classes)
     else:
         dataset.choose_classes(first.chosen_classes, f"{paths[0]} was trained with --classes")
-    if absent := classes_before(first.names, dataset.own_names):
+    if absent := classes_before(first.names, dataset.own_names, dataset.spec.names):
         dataset.append_to(absent)
         log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
     backend, class_ids = combine_members(paths, members, dataset, args.augment)

@@ -209,17 +209,21 @@ def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: boo
     )
 
 
-def classes_before(model_names: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def classes_before(
+    model_names: Sequence[str], names: Sequence[str], known: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return the classes of a model before `names`, if these are its last ones; else ().
 
-    So are the classes of data with which --add-classes has trained it.
+    So are the classes of data with which --add-classes has trained it. known: all classes of the
+    data, if `names` are some of them; they must not have any of the others.
 
     >>> classes_before(["a", "b", "c"], ["b", "c"]), classes_before(["a", "b"], ["a", "b"])
     (('a',), ())
     """
     first = len(model_names) - len(names)
-    is_end = first > 0 and list(model_names[first:]) == list(names)
-    return tuple(model_names[:first]) if is_end else ()
+    before = tuple(model_names[: max(first, 0)])
+    is_end = list(model_names[len(before) :]) == list(names)
+    return before if is_end and not set(before) & set(known) else ()
 
 
 def canvas_for(

@@ -23,6 +23,7 @@ from tests.test_resume import assert_same_bits
 from training.settings.config import TrainConfig
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.metrics.fitness import parse_fitness
 
 OLD = ["disc", "square", "bar"]
 NEW = ["blue", "green", "red"]
@@ -123,6 +124,11 @@ def test_val_with_the_data_of_the_run_and_with_all_classes(one, data, folder, ca
     again = validated(best, folder, "--data", str(everything))
     assert (again.detections.class_ids >= 3).any()
     assert again.coco.stats["AP"] == pytest.approx(found.coco.stats["AP"], abs=1e-6)
+
+    one_class = validated(best, folder, "--data", str(everything), "--classes", "red")
+    of_class = one_class.as_dict(["red"], parse_fitness(""))["per_class"]["red"]
+    whole = again.as_dict(names, parse_fitness(""))["per_class"]["red"]
+    assert of_class["AP"] == pytest.approx(whole["AP"], abs=1e-6)
 
     other = data.with_name("other.yaml")
     other.write_text("path: .\ntrain: images\nval: images\nnames: [red, green, blue]\n")
