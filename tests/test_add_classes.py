@@ -69,9 +69,9 @@ def one(folder: Path, flags: Callable[..., list[str]]) -> Path:
     return folder / "one"
 
 
-def old_tensors(run: Path, entry: str, old: Path) -> list[tuple[str, bool]]:
+def old_tensors(run: Path, entry: str, old: Path, file: str = "last") -> list[tuple[str, bool]]:
     """Return each tensor of the old model, and whether the run's checkpoint has the same bits."""
-    state = checkpoint_file.load(run / "weights" / "last.pt")[entry]
+    state = checkpoint_file.load(run / "weights" / f"{file}.pt")[entry]
     model, _ = load_detector(old)
     head = f"layers.{model.head_position}."
     found = []
@@ -82,8 +82,8 @@ def old_tensors(run: Path, entry: str, old: Path) -> list[tuple[str, bool]]:
 
 
 def test_old_model_is_frozen_also_in_the_average(one, old):
-    for entry in ("model", "ema"):
-        tensors = old_tensors(one, entry, old)
+    for file, entry in (("last", "model"), ("last", "ema"), ("best", "model")):
+        tensors = old_tensors(one, entry, old, file)
         assert len(tensors) > 30
         assert all(same for _, same in tensors)
     saved = checkpoint_file.load(one / "weights" / "last.pt")
