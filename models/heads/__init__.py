@@ -1,7 +1,7 @@
 """Heads: feature maps -> raw predictions -> boxes and scores; see models/head_registry.py."""
 
 from models.heads.anchor_based import AnchorBasedHead
-from models.heads.base import Head, Raw, WithAuxiliary
+from models.heads.base import CellPredictions, Head, Raw, WithAuxiliary, WithProjections
 from models.heads.decoupled import DecoupledHead
 from models.heads.distance import DistanceHead, DualDistanceHead, GroupedDistanceHead
 from models.heads.joined import JoinedHead
@@ -10,6 +10,7 @@ from models.heads.shared_distance import SharedDistanceHead
 
 __all__ = [
     "AnchorBasedHead",
+    "CellPredictions",
     "DecoupledHead",
     "DistanceHead",
     "DualDistanceHead",
@@ -20,4 +21,5 @@ __all__ = [
     "Raw",
     "SharedDistanceHead",
     "WithAuxiliary",
+    "WithProjections",
 ]

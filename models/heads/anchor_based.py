@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.heads.base import Head
-from models.heads.cells import OutputConv, grid_cells, levels_by_image
+from models.heads.base import CellPredictions, Head
+from models.heads.cells import OutputConv, grid_cells, joint_logit, levels_by_image
 from models.table import Anchors
 from utils.metrics.anchors import check_anchors
 
@@ -153,6 +153,17 @@ class AnchorBasedHead(Head):
                 level_scores = level_scores * raw[..., 5:].sigmoid()
             scores.append(level_scores.flatten(1, 3))
         return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
+
+    def predict_cells(self, maps: list[Tensor]) -> list[CellPredictions]:
+        """Return the predictions of each cell and anchor of each level."""
+        levels = []
+        for raw, anchors, stride in zip(maps, self.anchors_px, self.strides, strict=True):
+            boxes = decode_boxes(raw[..., :4], anchors, stride)
+            logits = raw[..., 4:5]
+            if self.num_classes > 1:
+                logits = joint_logit(logits, raw[..., 5:])
+            levels.append(CellPredictions(boxes.movedim(1, 3), logits.movedim(1, 3)))
+        return levels
 
     def decode_candidates(self, maps: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose objectness is above `confidence`.

@@ -26,6 +26,28 @@ class WithAuxiliary(NamedTuple):
     auxiliary: Raw
 
 
+class WithProjections(NamedTuple):
+    """What a model that learns from a teacher returns in training.
+
+    raw: what it returns without one. projections: its maps, projected to the teacher's channels,
+    [B, channels of the teacher, H, W] of each level that both have.
+    """
+
+    raw: Raw
+    projections: list[Tensor]
+
+
+class CellPredictions(NamedTuple):
+    """What each cell of a level predicts, as numbers that mean the same for every head.
+
+    boxes_xyxy: in pixels, [B, H, W, A, 4]; A is 1 but for heads with anchors. logits: of the
+    scores, [B, H, W, A, C]: a score is sigma(logit). Both have a gradient, and the dtype of `raw`.
+    """
+
+    boxes_xyxy: Tensor
+    logits: Tensor
+
+
 class Head(Layer, ABC):
     """Base class of heads. A head is the last row of a table's `head`, and of its `auxiliary`.
 
@@ -77,6 +99,13 @@ class Head(Layer, ABC):
         would have to wait for M.
         """
         return self.decode(raw)
+
+    def predict_cells(self, raw: Raw) -> list[CellPredictions]:
+        """Return the predictions of each cell of each level, for distillation.
+
+        Raises: ValueError if the head has none.
+        """
+        raise ValueError(f"a head of class {type(self).__name__} does not predict in cells")
 
     @abstractmethod
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:

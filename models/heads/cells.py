@@ -38,6 +38,19 @@ def grid_cells(height: int, width: int, reference: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
 
 
+def joint_logit(objectness: Tensor, classes: Tensor) -> Tensor:
+    """Return the logit of sigma(objectness) * sigma(class), in the shape that both broadcast to.
+
+    Finite for logits of any size: with p the product, log(p / (1 - p)) is
+    -log(exp(-o) + exp(-c) + exp(-o - c)).
+
+    >>> joint_logit(torch.zeros(1), torch.tensor([0.0, 50.0])).sigmoid().tolist()
+    [0.25, 0.5]
+    """
+    either = torch.logaddexp(-objectness, -classes)
+    return -torch.logaddexp(either, -objectness - classes)
+
+
 def cells_and_strides(
     grids: Sequence[tuple[int, int]], strides: Sequence[int], reference: Tensor
 ) -> tuple[Tensor, Tensor]:

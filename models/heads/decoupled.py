@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.convolutions import Conv, SeparableConv
-from models.heads.base import Head
-from models.heads.cells import OutputConv, grid_cells, levels_by_image
+from models.heads.base import CellPredictions, Head
+from models.heads.cells import OutputConv, grid_cells, joint_logit, levels_by_image
 
 PRIOR = 0.01  # initial objectness, and initial probability of each class
 MAX_LOG_SIDE = 11  # exponent of a side, in cells
@@ -98,6 +98,15 @@ class DecoupledHead(Head):
             boxes.append(level_boxes.flatten(1, 2))
             scores.append(level_scores.flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    def predict_cells(self, raw: list[Tensor]) -> list[CellPredictions]:
+        """Return the prediction of each cell of each level."""
+        levels = []
+        for values, stride in zip(raw, self.strides, strict=True):
+            boxes = boxes_in_cells(values) * stride
+            logits = joint_logit(values[..., 4:5], values[..., 5:])
+            levels.append(CellPredictions(boxes.unsqueeze(3), logits.unsqueeze(3)))
+        return levels
 
     def decode_candidates(self, raw: list[Tensor], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose objectness is above `confidence`.

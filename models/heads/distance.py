@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.convolutions import Conv, SeparableConv
+from models.heads.base import CellPredictions
 from models.heads.cells import OutputConv
 from models.heads.point_distance import Levels, PointDistanceHead
 
@@ -245,6 +246,13 @@ class DualDistanceHead(DistanceHead):
     def decode_candidates(self, raw: list[Levels], confidence: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return the predictions of `decode` whose best class scores above `confidence`."""
         return super().decode_candidates(self._chosen(raw), confidence)
+
+    def predict_cells(self, raw: list[Levels]) -> list[CellPredictions]:  # type: ignore[override]
+        """Return the predictions of o2m, which many cells make of each object.
+
+        Those of o2o depend on the neighboring cells: only one of them finds the object.
+        """
+        return super().predict_cells(raw[0])
 
     def _chosen(self, raw: list[Levels]) -> Levels:
         """Return the maps of o2m, the first, or of o2o, the last; the only ones after `fuse`."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from models.heads.base import Head
+from models.heads.base import CellPredictions, Head
 from models.heads.cells import grid_cells, levels_by_image
 
 Levels = list[Tensor]  # raw maps [B, H, W, S + C], one per level: the sides' values, class logits
@@ -49,6 +49,16 @@ class PointDistanceHead(Head):
             boxes.append(level_boxes.flatten(1, 2))
             scores.append(level_scores.flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    def predict_cells(self, raw: Levels) -> list[CellPredictions]:
+        """Return the prediction of each cell of each level."""
+        levels = []
+        for values, stride in zip(raw, self.strides, strict=True):
+            cells = grid_cells(values.shape[1], values.shape[2], values)
+            boxes = boxes_around(self.distances(values), cells, self.offset) * stride
+            logits = values[..., self.side_values :]
+            levels.append(CellPredictions(boxes.unsqueeze(3), logits.unsqueeze(3)))
+        return levels
 
     def decode_candidates(self, raw: Levels, confidence: float) -> tuple[Tensor, Tensor]:
         """Return the predictions of `decode` whose best class scores above `confidence`."""

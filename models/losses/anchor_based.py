@@ -85,7 +85,8 @@ class AnchorBasedLoss(Loss):
         for level, weight in zip(levels_finest_first, finest_first, strict=False):
             self.balance[level] = weight
 
-        self.box_gain = gains.box * 3 / levels
+        self.box_weight = gains.box * 3
+        self.box_gain = self.box_weight / levels
         self.cls_gain = gains.cls * num_classes / 80 * 3 / levels
         self.obj_gain = gains.obj * 3 / levels
 

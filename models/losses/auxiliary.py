@@ -39,6 +39,7 @@ class AuxiliaryLoss(Loss):
         super().__init__()
         self.main = main
         self.auxiliary = auxiliary
+        self.box_weight = main.box_weight
         further = [name for name in auxiliary.terms if name not in main.terms]
         self.terms = (*main.terms, *further)
 

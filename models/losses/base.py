@@ -55,6 +55,8 @@ class Loss(nn.Module, ABC):
 
     terms: tuple[str, ...]
     uses: ClassVar[tuple[str, ...]]
+    # of the mean of 1 - IoU of assigned predictions in the total: losses differ in their scale
+    box_weight: float = 1.0
     # `assign` and `compute_terms`, compiled; set by compile_loss
     compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
@@ -63,12 +65,23 @@ class Loss(nn.Module, ABC):
     def from_head(cls, head: Any, gains: LossGains) -> "Loss":
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
+    @property
+    def validation_terms(self) -> tuple[str, ...]:
+        """The terms that a validation computes: all, unless some need what only training has."""
+        return self.terms
+
     def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
         """Choose how `weighted_sum` weights the terms in an epoch, 0 to `epochs` - 1.
 
         The weights depend on the arguments only, so that a resumed run continues with the same
         loss. The terms must not depend on the epoch: they are compared between epochs.
         without_mosaic: the epoch is one of the last ones, of --close-mosaic.
+        """
+
+    def begin_batch(self, images: Tensor) -> None:
+        """Receive the images whose raw predictions `forward` gets next.
+
+        images: [B, 3, H, W] in [0, 1]. Most losses do not need them.
         """
 
     def forward(

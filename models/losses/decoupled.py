@@ -67,6 +67,7 @@ class DecoupledLoss(Loss):
         self.register_buffer("class_weights", class_weights, persistent=False)  # [C]
         self.strides = strides
         self.gains = gains
+        self.box_weight = gains["box"]
         self.adds_l1 = False
 
     @classmethod

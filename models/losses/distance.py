@@ -189,6 +189,7 @@ class DualDistanceLoss(Loss):
         super().__init__()
         self.many = many
         self.one = one
+        self.box_weight = many.box_weight
         self.o2m_weight = FIRST_WEIGHT
 
     @classmethod

@@ -86,6 +86,7 @@ class PointDistanceLoss(Loss):
         self.strides = strides
         self.side_values = side_values
         self.gains = dict(gains)
+        self.box_weight = self.gains["box"]
 
     @abstractmethod
     def assigned_slots(
