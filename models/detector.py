@@ -23,7 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.blocks import LAYERS, Backbone, Layer, Level, Stack
 from models.head_registry import HEADS
-from models.heads import Head, JoinedHead, Raw, WithAuxiliary
+from models.heads import Head, JoinedHead, Raw, WithAuxiliary, WithProjections
+from models.projections import Projections
 from models.recompute import recomputed
 from models.table import (
     CHANNEL_MULTIPLE,
@@ -37,6 +38,7 @@ from models.table import (
     scale_channels,
     scale_number,
     without_auxiliary,
+    without_distillation,
 )
 from utils.images.letterbox import Letterbox
 from utils.nested import tensors_in
@@ -76,6 +78,9 @@ class Detector(nn.Module):
     head_position: the row of the head. Rows after it are the auxiliary branch, with a head of its
     own. Only training mode computes them, and `fuse` removes them.
 
+    projections: of the maps that the head reads, to the channels of a teacher; None for a model
+    that learns from none. Only training mode computes them, and `fuse` removes them.
+
     recompute: False by default; True saves memory in training. A row with one input and parameters,
     except the head, then keeps only that input for the backward pass (models/recompute.py). Values
     and gradients are bit-identical. yolov5s then keeps 21 % of the bytes. Recomputing only its C3
@@ -97,6 +102,10 @@ class Detector(nn.Module):
         self._set_batch_norm()
         self._freed_after = last_uses(self.rows[: self.head_position + 1])
         self._freed_in_training = last_uses(self.rows, self.head_position)
+        self._freed_for_teacher = self._freed_keeping_maps(self.head_position + 1)
+        self.projections: Projections | None = None
+        if "distillation" in self.table:
+            self.add_projections(self.table["distillation"]["channels"])
         self.recompute = False
         self._recomputable = recomputable(self.rows, self.layers)
 
@@ -170,6 +179,37 @@ class Detector(nn.Module):
         return [self.head] if auxiliary is None else [self.head, auxiliary]
 
     @property
+    def head_channels(self) -> list[int]:
+        """The channels of the maps that the head reads [L]."""
+        channels: list[int] = self._info[self.head_position].args[0]
+        return channels
+
+    def add_projections(self, channels: Sequence[int]) -> Projections:
+        """Let training also return the head's maps, projected to these channels; update the table.
+
+        Returns the projections, with random weights.
+
+        channels: of a teacher's maps [L], 0 for a level that it does not have.
+
+        Raises: ValueError unless there is a number for each level.
+        """
+        if len(channels) != len(self.strides):
+            levels = len(self.strides)
+            raise ValueError(
+                f"{self.table['source']}: `distillation` has {len(channels)} channels, but the "
+                f"head has {levels} levels"
+            )
+        self.projections = Projections(self.head_channels, channels)
+        self.table["distillation"] = {"channels": list(channels)}
+        self._freed_in_training = self._freed_keeping_maps(len(self.rows))
+        return self.projections
+
+    def _freed_keeping_maps(self, rows: int) -> list[list[int]]:
+        """Return what `last_uses` does for the first rows, with the maps that the head reads."""
+        maps = self.rows[self.head_position].sources
+        return last_uses(self.rows[:rows], self.head_position, *maps)
+
+    @property
     def num_classes(self) -> int:
         """Number of classes C."""
         return self.head.num_classes
@@ -220,22 +260,48 @@ class Detector(nn.Module):
         """Return the head's raw predictions for images [B, 3, H, W] in [0, 1].
 
         In training mode, a model with an auxiliary branch returns those of both heads, as
-        `WithAuxiliary`.
+        `WithAuxiliary`, and a model with projections these too, as `WithProjections`.
         """
-        # On CPUs with AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of
-        # one column, and in gradients: such images are computed in 32 bits.
-        precision: AbstractContextManager[object] = nullcontext()
-        if torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides):
-            precision = torch.autocast("cpu", enabled=False)
-
-        last = len(self.rows) - 1
-        with precision:
-            if self.training and last > self.head_position:
-                maps = self._run_rows(images, self.rows, self._freed_in_training)
-                return WithAuxiliary(maps[self.head_position], maps[last])
+        with self._precision_for(images):
+            has_branch = len(self.rows) > self.head_position + 1
+            if self.training and (has_branch or self.projections is not None):
+                return self._forward_in_training(images)
 
             rows = self.rows[: self.head_position + 1]
             return self._run_rows(images, rows, self._freed_after)[self.head_position]
+
+    def _forward_in_training(self, images: Tensor) -> WithAuxiliary | WithProjections:
+        """Return the raw predictions of both heads, or with the projected maps."""
+        results = self._run_rows(images, self.rows, self._freed_in_training)
+        last = len(self.rows) - 1
+        raw = results[self.head_position]
+        if last > self.head_position:
+            raw = WithAuxiliary(raw, results[last])
+        if self.projections is None:
+            return cast(WithAuxiliary, raw)
+        return WithProjections(raw, self.projections(self._maps_of_head(results)))
+
+    def forward_with_maps(self, images: Tensor) -> tuple[Raw, list[Tensor]]:
+        """Return the head's raw predictions, and the maps that it reads, [B, channels, H, W] each.
+
+        As in eval mode: without an auxiliary branch or projections.
+        """
+        rows = self.rows[: self.head_position + 1]
+        with self._precision_for(images):
+            results = self._run_rows(images, rows, self._freed_for_teacher)
+        return results[self.head_position], self._maps_of_head(results)
+
+    def _maps_of_head(self, results: Mapping[int, Any]) -> list[Tensor]:
+        """Return the maps that the head reads. results: of the rows."""
+        return [results[source] for source in self.rows[self.head_position].sources]
+
+    def _precision_for(self, images: Tensor) -> AbstractContextManager[object]:
+        """Return a context manager for the rows: autocast as it is, or without it."""
+        # On CPUs with AMX, oneDNN 3.12 leaves values uninitialized (often NaN) in a 16-bit map of
+        # one column, and in gradients: such images are computed in 32 bits.
+        if torch.is_autocast_enabled("cpu") and images.shape[3] <= max(self.strides):
+            return torch.autocast("cpu", enabled=False)
+        return nullcontext()
 
     def _run_rows(
         self, images: Tensor, rows: Sequence[TableRow], freed_after: Sequence[Sequence[int]]
@@ -279,11 +345,13 @@ class Detector(nn.Module):
 
         Returns this detector.
 
-        For inference only. The auxiliary branch, and branches of the head that only training
-        needs, are removed.
+        For inference only. The auxiliary branch, projections, and branches of the head that only
+        training needs, are removed.
         """
         self.eval()
         self._remove_auxiliary()
+        self.projections = None
+        self.table = without_distillation(self.table)
         self.head.fuse()
         for module in list(self.modules()):
             if isinstance(module, Layer):
@@ -517,10 +585,12 @@ def last_uses(rows: Sequence[TableRow], *results: int) -> list[list[int]]:
     results: rows whose maps are kept, besides that of the last one.
     """
     # A map that nobody reads is freed after its own row.
-    last_user = {row.position: row.position for row in rows[:-1] if row.position not in results}
+    last_user = {row.position: row.position for row in rows[:-1]}
     for row in rows:
         for source in row.sources:
             last_user[source] = row.position
+    for position in results:
+        last_user.pop(position, None)
 
     freed_after: list[list[int]] = [[] for _ in rows]
     for index, user in last_user.items():

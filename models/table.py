@@ -12,7 +12,9 @@ is that of all its batch normalizations, but for those of other libraries' backb
 default is 8. `letterbox: top_left`: the model takes images at the top left of the canvas; the
 default is the center. `auxiliary`: rows that only training computes, after those of `head`; the
 last one is a second head. `class_groups: [2, 1]`: the last row of `head` stands for one head for
-each group of classes (models/heads/joined.py); only checkpoints have such a table.
+each group of classes (models/heads/joined.py); only checkpoints have such a table. `distillation:
+{channels: [64, 128, 256]}`: in training the model also returns its maps, projected to so many
+channels, those of a teacher; 0 for a level that the teacher does not have. Training adds it.
 
 A resolved table describes one model and also has `nc`, `ch` and `source`: plain values that a
 checkpoint can store and that `Detector` is built from.
@@ -62,6 +64,7 @@ KEYS = (
     "anchors",
     "letterbox",
     "class_groups",
+    "distillation",
     "backbone",
     "head",
     "auxiliary",
@@ -249,6 +252,8 @@ def resolve(
         optional["letterbox"] = letterbox
     if table.get("class_groups") is not None:
         optional["class_groups"] = plain_class_groups(table, source)
+    if table.get("distillation") is not None:
+        optional["distillation"] = plain_distillation(table["distillation"], source)
 
     resolved = {
         "source": source,
@@ -504,6 +509,24 @@ def plain_class_groups(table: Mapping[str, Any], source: str) -> list[int]:
     return list(groups)
 
 
+def plain_distillation(value: Any, source: str) -> dict[str, list[int]]:
+    """Return the `channels` of a table's `distillation`.
+
+    Raises: ValueError unless they are whole numbers, at least one of them above 0.
+
+    >>> plain_distillation({"channels": (0, 64)}, "table.yaml")
+    {'channels': [0, 64]}
+    """
+    channels = value.get("channels") if isinstance(value, Mapping) and len(value) == 1 else None
+    numbers = list(channels or []) if _is_list(channels) else []
+    allowed = all(is_whole(number, 0) and number <= MAX_CHANNELS for number in numbers)
+    if not any(numbers) or not allowed:
+        given = reprlib.repr(value)
+        wanted = f"{{channels: [...]}}, whole numbers up to {MAX_CHANNELS:,}, not all 0"
+        raise ValueError(f"{source}: `distillation` must be {wanted}, got {given}")
+    return {"channels": numbers}
+
+
 def _is_list(value: Any) -> bool:
     """Whether `value` is a sequence other than text."""
     return isinstance(value, Sequence) and not isinstance(value, str)
@@ -522,6 +545,11 @@ def all_rows(table: Mapping[str, Any]) -> list[Any]:
 def without_auxiliary(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table without its auxiliary rows: that of the model that detects."""
     return {key: value for key, value in table.items() if key != "auxiliary"}
+
+
+def without_distillation(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without the projections that its model learns from a teacher with."""
+    return {key: value for key, value in table.items() if key != "distillation"}
 
 
 def parse_rows(table: Mapping[str, Any]) -> list[TableRow]:
