@@ -42,6 +42,7 @@ def compile_loss(
     def trial() -> None:
         for boxes in TRIAL_BOXES:
             with preserve_buffers(model), autocast:
+                criterion.begin_batch(images)
                 raw = model.forward(images)  # not model(images), which is compiled
             targets = made_up_targets(len(images), boxes, images.shape[-1], images.device)
             terms = criterion(raw, targets)

@@ -6,6 +6,7 @@ from models.losses.auxiliary import AuxiliaryLoss
 from models.losses.base import Loss, LossGains
 from models.losses.decoupled import DecoupledLoss
 from models.losses.distance import DistanceLoss, DualDistanceLoss, GroupedDistanceLoss
+from models.losses.distillation import DistillationLoss
 from models.losses.shared_distance import SharedDistanceLoss
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "AuxiliaryLoss",
     "DecoupledLoss",
     "DistanceLoss",
+    "DistillationLoss",
     "DualDistanceLoss",
     "GroupedDistanceLoss",
     "Loss",

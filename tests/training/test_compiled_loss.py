@@ -15,6 +15,7 @@ from models import LossGains, build_loss, build_model
 from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.losses import Loss
+from models.losses.distillation import DistillationLoss, Shared, Taught
 from models.table import read_table
 from tests.support.exporting import MICRO, micro_table
 from training.compiled_loss import compile_loss
@@ -69,6 +70,7 @@ def some_targets(number: int) -> Tensor:
 def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> list[Tensor]:
     """Return the terms of the loss for fixed images, and the gradients of the raw predictions."""
     images = torch.rand(IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    criterion.begin_batch(images)
     raw = model.forward(images)
     terms = criterion(raw, targets, lambda counts: counts * 2)
     maps = list(tensors_in(raw))
@@ -76,11 +78,28 @@ def terms_and_gradients(model: Detector, criterion: Loss, targets: Tensor) -> li
     return [*terms.values(), *(values for values in gradients if values is not None)]
 
 
+def learning(model: Detector, criterion: Loss) -> Loss:
+    """Return the loss of a model that learns from one with fewer levels and anchors."""
+    teacher = build_model(TABLES["SharedDistanceDetect"], CLASSES).eval()
+    model.add_projections([0, *teacher.head_channels])
+
+    @torch.no_grad()
+    def teach(images: Tensor) -> Taught:
+        raw, maps = teacher.forward_with_maps(images)
+        cells = teacher.head.predict_cells(raw)
+        return Taught(maps, [each._replace(logits=each.logits[..., 1:]) for each in cells])
+
+    shared = Shared(levels=(1, 2), classes=(1, 2))
+    return DistillationLoss(criterion, model.head, teach, shared)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("head", TABLES)
+@pytest.mark.parametrize("head", [*TABLES, "with a teacher"])
 def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(head):
-    model, criterion = build(TABLES[head])
+    model, criterion = build(TABLES.get(head, TABLES["Detect"]))
+    if head not in TABLES:
+        criterion = learning(model, criterion)
     message = compile_loss(
         criterion, model, torch.rand(IMAGES, 3, SIDE, SIDE), NO_AUTOCAST, World(CPU)
     )
