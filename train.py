@@ -162,6 +162,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
         help="YAML file of Albumentations' transforms, applied after the augmentation of --hyp",
     )
     add(
+        "--teacher",
+        nargs=1,
+        metavar="FILE",
+        help="checkpoint of a trained, larger model to learn from, too (hyp file: distillation)",
+    )
+    add(
         "--close-mosaic",
         type=int,
         help="turn off mosaic, mixup and copy-paste for the last N epochs",
@@ -307,6 +313,7 @@ from training import (
     model_facts,
     nan_if_nonfinite,
     next_steps,
+    open_distillation,
     open_run,
     place_model,
     refuse_mostly_skipped,
@@ -395,11 +402,14 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     model, trained = open_model(run, data, world, log.say)
     model.recompute = requested.checkpoint_activations  # recompute activations in backward
     precision = agree_on_precision(requested.amp, world, sharded=requested.shard)
+    distillation = open_distillation(
+        run.teacher, model, data.names, weights_dtype(precision), world, log.say
+    )
     place_model(model, weights_dtype(precision), world)
     frozen = freeze(model, requested.freeze)
 
     # Images, cached where there is room
-    stride = max(model.strides)
+    stride = distillation.stride  # the largest of the model and its teacher
     image_size = fit_to_stride(requested.imgsz, stride, log.say)
     images = open_base_images(
         data.labels,
@@ -419,6 +429,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         images["train"],
         model,
         trained,
+        distillation=distillation,
         image_size=image_size,
         precision=precision,
         say=log.say,
@@ -428,6 +439,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     class_weights = weights_in_order(cfg.class_weights, data.names)
     gains = loss_gains(hyp, cfg.label_smoothing, class_weights, cfg.ignore_old)
     criterion = build_loss(model.head, gains, log.say, auxiliary=model.auxiliary_head)
+    criterion = distillation.add_to(criterion, hyp.distillation)
     criterion.to(weights_dtype(precision))
     loaders = build_loaders(
         data.labels,
@@ -444,6 +456,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         workers=cfg.workers,
         letterbox=model.letterbox,
         draws=data.draws,
+        val_stride=max(model.strides),  # as in val.py
         say=log.say,
     )
     sampler = loaders.train.sampler
@@ -668,6 +681,7 @@ def train_one_epoch(
         # ranks exchange gradients once for each optimizer step
         with replica.gradients(last=steps_now):
             with state.autocast:
+                criterion.begin_batch(images)  # --teacher looks at them
                 maps = replica(images)
             losses = criterion(maps, targets, all_reduce_sum)  # {"box": ...}: this rank's share
             loss = criterion.weighted_sum(losses) * state.batch.loss_scale

@@ -52,6 +52,7 @@ def build_loaders(
     letterbox: Letterbox,
     transforms: Transforms | None = None,
     draws: Draws | None = None,
+    val_stride: int | None = None,
     say: Say = say_nothing,
 ) -> Loaders:
     """Return the loaders of the "train" and "val" labels.
@@ -72,6 +73,7 @@ def build_loaders(
         letterbox: of the validation images, as in `build_evaluation_loader`.
         transforms: as in `build_train_loader`.
         draws: as in `build_train_loader`.
+        val_stride: of the validation canvases, None for `stride`.
         say: receives a log line if memory allows fewer.
     """
     workers = loader_workers(workers, batch_size // world.size, world.device, world.local_size)
@@ -82,7 +84,7 @@ def build_loaders(
         labels["val"],
         batch_size=min(batch_size, MAX_VAL_BATCH_SIZE),
         image_size=image_size,
-        stride=stride,
+        stride=val_stride or stride,
         letterbox=letterbox,
         workers=workers,
         device=world.device,

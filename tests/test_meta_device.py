@@ -34,7 +34,8 @@ from models.backends.combined import AugmentedViews, Ensemble, MergedClasses, Re
 from models.backends.in_torch import TorchBackend
 from models.blocks.registry import LAYERS
 from models.head_registry import HEADS, build_loss
-from models.losses import LossGains
+from models.losses import DistillationLoss, LossGains
+from models.losses.distillation import Shared
 from models.nms import non_max_suppression
 from models.weights.transfer import with_added_classes
 from tests.support.anchor_free import FAMILY
@@ -47,6 +48,7 @@ from tests.support.meta_device import (
     use_fused,
 )
 from training.checkpoints.preemption import SaveTrigger
+from training.distillation.teacher import Teacher
 from training.ema import EMA
 from training.freezing import freeze, set_training
 from training.global_batch import GlobalBatch
@@ -252,6 +254,7 @@ class Epoch:
         frozen: Sequence[int] = (),
         scale: bool = False,
         added: int = 0,
+        teacher: Sequence[Any] = (),
         **gains: float,
     ) -> None:
         sampler, self.loader = loader.sampler, loader
@@ -259,11 +262,18 @@ class Epoch:
         self.model = build_model(table_with(*head), 3)
         if added:
             self.model = with_added_classes(self.model, added)
+        if teacher:
+            detector = build_model(table_with(*teacher), 4)
+            self.model.add_projections(detector.head_channels)
         self.model.to(memory_format=torch.channels_last).to(META)
         self.model.recompute = recompute
         set_training(self.model, freeze(self.model, frozen))
         auxiliary = self.model.auxiliary_head
         self.criterion = build_loss(self.model.head, LossGains(**gains), auxiliary=auxiliary)
+        if teacher:  # two of its classes are also the model's
+            teach = Teacher(detector, [0, 1], [3, 1], torch.float32, world)
+            shared = Shared([0, 1], [0, 2])
+            self.criterion = DistillationLoss(self.criterion, self.model.head, teach, shared)
         self.criterion.to(META)
         self.state = build_train_state(
             self.model,
@@ -350,6 +360,12 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             "SGD",
             2,
             {"head": ("GroupedDistanceDetect", ["nc"], AUXILIARY), "recompute": True},
+        ),
+        ("SGD", 1, {"teacher": ("DecoupledDetect", ["nc"]), "scale": True}),
+        (
+            "AdamW",
+            2,
+            {"head": ("DualDistanceDetect", ["nc"]), "teacher": ("Detect", ["nc", "anchors"])},
         ),
         ("Adam", 1, {"scale": True, "fl_gamma": 1.5, "label_smoothing": 0.1}),
         ("AdamW", 2, {"precision": torch.float16}),  # its GradScaler reads the scale on the device

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from training.checkpoints.preemption import SaveTrigger
     from training.checkpoints.status import RunStatus
     from training.compiled_loss import compile_loss
+    from training.distillation.distillation import open_distillation
     from training.ema import EMA
     from training.evaluation import (
         SplitPredictions,
@@ -56,6 +57,7 @@ __all__, __getattr__ = lazy_listing(
         "checkpoints.preemption": ["SaveTrigger"],
         "checkpoints.status": ["RunStatus"],
         "compiled_loss": ["compile_loss"],
+        "distillation.distillation": ["open_distillation"],
         "ema": ["EMA"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
         "freezing": ["freeze", "set_training"],

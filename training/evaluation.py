@@ -20,6 +20,7 @@ from models.backends import Backend
 from models.backends.in_torch import TorchBackend
 from models.losses import Loss
 from models.predict import detections_in_images
+from models.table import without_distillation
 from models.tiled import merge_rows
 from models.weights.kestrel import load_detector
 from training.checkpoints.manager import CheckpointManager
@@ -100,7 +101,7 @@ def predict_split(
     Raises InterruptedRunError, on all processes, if `interrupted` becomes true on one of them.
     """
     backend = model if isinstance(model, Backend) else TorchBackend(model)
-    terms = criterion.terms if criterion else ()
+    terms = criterion.validation_terms if criterion else ()
 
     # Each starts with no rows, for a process without images.
     rows = [np.zeros((0, 7))]  # a row per detection: see ImageDetections.rows
@@ -242,7 +243,7 @@ def evaluate_best(
     table: the model's. unlabeled: as for `predict_split`. active: whether a progress bar is shown.
     """
     # Rank 0 reads the weights, and the others receive them.
-    model = Detector(table)
+    model = Detector(without_distillation(table))
     epoch = 0
     if world.is_main:  # other machines may have no access to the folder
         model, saved = load_detector(checkpoints.best)

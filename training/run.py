@@ -33,6 +33,14 @@ from training.checkpoints.resume import (
     run_folder,
 )
 from training.checkpoints.status import RUNNING, write_status
+from training.distillation.distillation import Distillation
+from training.distillation.teacher_file import (
+    check_new_teacher,
+    digest_of_teacher,
+    require_unchanged_teacher,
+    with_moved_teacher,
+    with_teacher_digest,
+)
 from training.global_batch import GlobalBatch
 from training.settings.augmentations import build_transforms, report_change, text_digest, with_text
 from training.settings.class_weights import (
@@ -82,6 +90,11 @@ class Run:
     def fitness(self) -> Fitness:
         """The number that decides which epoch is the best."""
         return parse_fitness(self.config.fitness)
+
+    @property
+    def teacher(self) -> str:
+        """The file of --teacher, "" without one."""
+        return "".join(self.config.teacher[:1])
 
     @property
     def loggers_file(self) -> str:
@@ -144,6 +157,7 @@ class Run:
         model: Detector,
         trained: TrainedWeights | None,
         *,
+        distillation: Distillation,
         image_size: int,
         precision: torch.dtype,
         say: Say,
@@ -154,6 +168,7 @@ class Run:
             images: the training images, where they are read from.
             model: on this process's device, to measure --batch-size -1 with a copy of it.
             trained: the trained weights that a new run starts from, None for random ones.
+            distillation: what a teacher adds to the loss.
             image_size: in pixels, a multiple of the model's largest stride.
             precision: of the forward pass.
 
@@ -178,6 +193,7 @@ class Run:
                 model,
                 labels,
                 images,
+                distillation=distillation,
                 image_size=image_size,
                 precision=precision,
                 world=self.world,
@@ -365,11 +381,13 @@ def open_run(
         cfg, hyp = _resumed_settings(flags, saved, say)
     else:
         check_model(flags.cfg, flags.weights, download=flags.download)
+        check_new_teacher(flags)
         if world.is_main:
             require_writable(Path(flags.project), "--project")
         cfg, hyp = _new_settings(flags, say)
         hyp = replace(hyp, **searched)
-    same = cfg.training() | hyp.as_dict() | {"augmentations": text_digest(cfg)}
+    digests_of_files = {"augmentations": text_digest(cfg), "teacher": digest_of_teacher(cfg)}
+    same = cfg.training() | hyp.as_dict() | digests_of_files
     world.require_same("the command line", same)
     GlobalBatch(cfg.batch_size, world.size)  # raises ValueError if it cannot be split
     transforms = build_transforms(cfg, say)
@@ -392,6 +410,7 @@ def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[
         flags = replace(flags, data=tuple(paths))
     with suppress(ValueError):  # the run has its own text: the file may be gone
         flags = with_text(flags)
+    flags = with_moved_teacher(flags, saved)
     cfg, changes = resumed_config(flags, saved)
     with refuse_damaged(cfg.resume):
         hyp = Hyp(**saved.description.hyp)
@@ -402,6 +421,7 @@ def _resumed_settings(flags: TrainConfig, saved: Checkpoint, say: Say) -> tuple[
     for line in changes:
         say(line)
     report_change(cfg, say)
+    require_unchanged_teacher(cfg)
     return cfg, hyp
 
 
@@ -412,7 +432,7 @@ def _new_settings(flags: TrainConfig, say: Say) -> tuple[TrainConfig, Hyp]:
     optimizer. Raises ValueError as read_hyp does, and if the optimizer does not go with the
     settings.
     """
-    flags = with_text(flags)
+    flags = with_teacher_digest(with_text(flags))
     if flags.hyp == AUTO:
         return flags, Hyp()
     optimizer, hyp = read_hyp(find_hyp(flags.hyp))

@@ -112,8 +112,9 @@ def start_model(
     # The model, with random weights.
     table: str | dict[str, Any] = cfg or "yolov5n.yaml"
     if source and not cfg:
-        # A training centers its images, wherever the checkpoint's images were, and has one head.
-        not_kept = ("letterbox", "class_groups")
+        # A training centers its images, wherever the checkpoint's images were, has one head, and
+        # learns from the teacher of its own command line only.
+        not_kept = ("letterbox", "class_groups", "distillation")
         table = {key: value for key, value in source.table.items() if key not in not_kept}
     model = build_model(table, len(names), anchors=anchors_per_level or None)
 

@@ -709,3 +709,29 @@ def test_both_loaders_of_a_run_share_the_memory_of_a_process(
     assert (loaders.val.workers, loaders.val.ring_bytes) == (0, 0)
     assert (loaders.train.workers, loaders.train.ring_bytes) == (2, 6 * batch_bytes)
     assert [line.partition(": ")[0] for line in lines] == ["validation"]
+
+
+def test_validation_canvases_may_have_another_stride(tmp_path: Path) -> None:
+    """With a teacher, training images are multiples of both models' strides; val.py knows one."""
+    labels = write_data(tmp_path)
+    images = DecodedImages(labels, SIDE)
+
+    def val_shapes(stride: int, val_stride: int | None) -> list[torch.Size]:
+        loaders = build_loaders(
+            {"train": labels, "val": labels},
+            {"train": images, "val": images},
+            2,
+            SIDE,
+            stride,
+            World(torch.device("cpu")),
+            Augmentation(),
+            seed=0,
+            rect=False,
+            mosaic_until=0,
+            workers=0,
+            letterbox="center",
+            val_stride=val_stride,
+        )
+        return [batch.images.shape for batch in loaders.val]
+
+    assert val_shapes(SIDE, 8) == val_shapes(8, None) != val_shapes(SIDE, None)

@@ -160,12 +160,13 @@ def opened(cfg, world=None, *, find_data=never, find_hyp=never, check_model=lamb
 
 def resolve(run, data=None, trained=None, *, say=never):
     """The final settings of a run of a data set, whose images are not read."""
-    model = images = None  # only needed to measure a batch
+    model = images = distillation = None  # only needed to measure a batch
     cfg, hyp, batch = run.resolve_settings(
         data or FakeData(),
         images,
         model,
         trained,
+        distillation=distillation,
         image_size=64,
         precision=torch.float32,
         say=say,
@@ -246,8 +247,17 @@ def test_resumed_run_has_the_settings_of_its_checkpoint(tmp_path):
         assert said == [f"resuming {last}: yolov5n.yaml, 2 of 100 epochs done"]
 
 
-# "augmentations" is a file whose text is kept: tests/training/settings/test_augmentations.py
-SEPARATE = {"resume", "project", "download", "augmentations", "evolve", "resume_evolve"}
+# "augmentations" is a file whose text is kept: tests/training/settings/test_augmentations.py;
+# "teacher" one whose digest is: tests/test_teacher.py
+SEPARATE = {
+    "resume",
+    "project",
+    "download",
+    "augmentations",
+    "teacher",
+    "evolve",
+    "resume_evolve",
+}
 
 
 def test_every_flag_is_known_to_these_tests():

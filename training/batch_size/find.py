@@ -9,6 +9,7 @@ from models import build_loss
 from models.detector import Detector
 from training.batch_size.autobatch import Check, choose_batch
 from training.batch_size.trial_step import TrialStep
+from training.distillation.distillation import Distillation
 from training.global_batch import GlobalBatch
 from training.settings.config import TrainConfig
 from training.settings.groups import augmentation, loss_gains
@@ -26,6 +27,7 @@ def find_batch_size(
     labels: Labels,
     images: Images,
     *,
+    distillation: Distillation,
     image_size: int,
     precision: torch.dtype,
     world: World,
@@ -40,6 +42,7 @@ def find_batch_size(
     Args:
         model: on this process's device; the trials use copies.
         labels, images: of the training split.
+        distillation: what a teacher adds to the loss.
         image_size: in pixels, a multiple of the model's largest stride.
         precision: of the forward pass.
         say: logs the memory use.
@@ -48,12 +51,13 @@ def find_batch_size(
     """
     gains = loss_gains(hyp, cfg.label_smoothing, ignore_old=cfg.ignore_old)
     criterion = build_loss(model.head, gains, auxiliary=model.auxiliary_head)
+    criterion = distillation.add_to(criterion, hyp.distillation)
     criterion.to(weights_dtype(precision))
 
     # The most that a batch of the run can hold: pixels and, in a mosaic, the boxes of four images.
     largest_side = image_size
     if cfg.multi_scale:
-        largest_side = MultiScale.largest_side(image_size, max(model.strides))
+        largest_side = MultiScale.largest_side(image_size, distillation.stride)
     percentile = 95  # of the images, by their number of boxes
     boxes_per_image = 4 * labels.boxes_per_image(percentile) + 1
     step = TrialStep(

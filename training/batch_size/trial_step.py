@@ -80,6 +80,7 @@ class TrialStep:
         scaled = self._scaled(drawn)
         del drawn
         with self.autocast:
+            self.criterion.begin_batch(scaled)
             raw = self.replica(scaled)
         terms = self.criterion(raw, targets)
         self.criterion.weighted_sum(terms).backward()

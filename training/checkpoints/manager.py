@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from models.projections import without_projections
 from training.checkpoints.contents import Description
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit, SaveTrigger
 from training.checkpoints.usable_weights import largest_weight, newest_usable
@@ -255,13 +256,16 @@ class CheckpointManager:
     # ---- what is written
 
     def _save_best(self) -> None:
-        """Write the last epoch's averaged weights to best.pt."""
+        """Write the last epoch's averaged weights to best.pt, without those of projections."""
+        averaged = self._pending_ema or self.state.ema.state_dict()
+        table, weights = without_projections(self.description.table, averaged)
         entries = {
             **vars(self.description),
+            "table": table,
             "epoch": self.progress.epoch,
             "metrics": self.progress.metrics,
             "results": self.progress.results,
-            "model": self._pending_ema or self.state.ema.state_dict(),
+            "model": weights,
         }
         checkpoint_file.save(self.best, entries)
 

@@ -29,6 +29,7 @@ CHANGEABLE = (
     "val_period",
     "noplots",
     "data",
+    "teacher",
     "cache",
     "compile",
     "cache_dir",

@@ -50,6 +50,7 @@ def model_facts(cfg: TrainConfig, model: Detector, training: str, recipe: Recipe
     rows = [
         ("model", cfg.cfg or cfg.weights or "yolov5n.yaml"),
         ("weights", cfg.weights or "random ones"),
+        *(("teacher", file) for file in cfg.teacher[:1]),
         ("parameters", f"{parameters:,}"),
         ("image size", f"{cfg.imgsz} px"),
         ("training", training),

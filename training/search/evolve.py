@@ -194,7 +194,11 @@ class Search:
             batch_size=base.batch_size,
             given=config.given | {"optimizer", "batch_size"},
         )
-        fixed = fixed_keys(self.generations[0].hyp, noautoanchor=config.noautoanchor)
+        fixed = fixed_keys(
+            self.generations[0].hyp,
+            noautoanchor=config.noautoanchor,
+            taught=bool(config.teacher),
+        )
         return config, replace(trial, hyp=next_hyp(self.generations, config.seed, fixed=fixed))
 
     def _checkpoint(self, number: int) -> str:

@@ -113,10 +113,14 @@ def mutated(
     return hyp
 
 
-def fixed_keys(base: Mapping[str, float], *, noautoanchor: bool) -> set[str]:
+def fixed_keys(base: Mapping[str, float], *, noautoanchor: bool, taught: bool) -> set[str]:
     """Return the keys that a search leaves as they are.
 
     The number of anchors changes only if the user has given one, and anchors may be fitted to the
-    data: 0 keeps the model's own, and --noautoanchor does not fit any.
+    data: 0 keeps the model's own, and --noautoanchor does not fit any. The gain of a teacher
+    changes only if there is one, as `taught` says.
     """
-    return {"anchors"} if noautoanchor or not base["anchors"] else set()
+    fixed = set() if taught else {"distillation"}
+    if noautoanchor or not base["anchors"]:
+        fixed.add("anchors")
+    return fixed

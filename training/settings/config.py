@@ -15,6 +15,7 @@ PER_MACHINE = (
     "cfg",
     "hyp",
     "augmentations",
+    "teacher",
     "resume",
     "project",
     "name",
@@ -40,6 +41,7 @@ LISTS = (
     "class_weights",
     "freeze",
     "augmentations",
+    "teacher",
     "loggers",
 )
 # flags that make no sense with --add-classes, and why
@@ -94,6 +96,7 @@ class TrainConfig:
     strict: bool = False
     hyp: str = "auto"
     augmentations: tuple[str, ...] = ()  # a file; in a run also its text
+    teacher: tuple[str, ...] = ()  # a file; in a run also its digest
     epochs: int = 100
     batch_size: int = 16
     imgsz: int = 640
@@ -159,7 +162,8 @@ class TrainConfig:
         require(paths and bool(self.data), "--data: give one path or more")
         numbers = all(type(weight) in (int, float) for weight in self.data_weights)
         require(numbers, "--data-weights: give numbers")
-        for name in ("names", "merge", "classes", "class_weights", "augmentations", "loggers"):
+        texts_of = ("names", "merge", "classes", "class_weights", "augmentations", "teacher")
+        for name in (*texts_of, "loggers"):
             texts = all(type(text) is str and text for text in getattr(self, name))
             require(texts, f"{flag(name)}: give texts that are not empty")
 

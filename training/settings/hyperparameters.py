@@ -43,6 +43,7 @@ class Hyp:
     anchor_t: float = 4.0
     anchors: float = 0.0  # per level; 0 keeps the model's
     fl_gamma: float = 0.0
+    distillation: float = 1.0  # gain of the losses that --teacher adds
     hsv_h: float = 0.015
     hsv_s: float = 0.7
     hsv_v: float = 0.4

@@ -36,6 +36,7 @@ RANGES = {
     "anchor_t": Range(2.0, 8.0, by_factor=True),
     "anchors": Range(2.0, 10.0, by_factor=True),
     "fl_gamma": Range(0.0, 2.0),
+    "distillation": Range(0.1, 10.0, by_factor=True),
     "hsv_h": Range(0.0, 0.1),
     "hsv_s": Range(0.0, 0.9),
     "hsv_v": Range(0.0, 0.9),

@@ -26,7 +26,7 @@ from utils.terminal import FaultError, print_lines
 
 AGAIN = "the same command"
 # flags that may differ between processes and machines; the paths are typed alike
-COMPARED_PATHS = ("data", "weights", "cfg", "hyp", "augmentations")
+COMPARED_PATHS = ("data", "weights", "cfg", "hyp", "augmentations", "teacher")
 
 
 def tune(own: TuneFlags, flags: TrainConfig, world: World, train: Train) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from models import build_model
 from training.batch_size import find
+from training.distillation.distillation import Distillation
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
@@ -60,6 +61,7 @@ def measure(tiny_model, monkeypatch):
             model,
             FakeLabels(),
             object(),
+            distillation=Distillation(model, max(model.strides)),
             image_size=64,
             precision=torch.float32,
             world=World(torch.device(device)),

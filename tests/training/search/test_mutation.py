@@ -122,10 +122,14 @@ def test_range_contains_the_value_of_the_base():
 
 
 def test_number_of_anchors_changes_only_if_it_is_given_and_fitted():
-    assert fixed_keys(BASE, noautoanchor=False) == {"anchors"}  # 0: the model's own
+    assert fixed_keys(BASE, noautoanchor=False, taught=True) == {"anchors"}  # 0: the model's own
     given = BASE | {"anchors": 3.0}
-    assert fixed_keys(given, noautoanchor=False) == set()
-    assert fixed_keys(given, noautoanchor=True) == {"anchors"}
+    assert fixed_keys(given, noautoanchor=False, taught=True) == set()
+    assert fixed_keys(given, noautoanchor=True, taught=True) == {"anchors"}
+
+
+def test_gain_of_a_teacher_changes_only_if_there_is_one():
+    assert fixed_keys(BASE | {"anchors": 3.0}, noautoanchor=False, taught=False) == {"distillation"}
 
 
 def test_nothing_to_change_is_a_copy():

@@ -9,6 +9,8 @@ const LOSSES = {
   o2o_box: "Boxes, of the head without NMS.",
   o2o_cls: "Classes, of the head without NMS.",
   o2o_dfl: "Distances to the sides, of the head without NMS.",
+  feature: "How far its maps are from the teacher's.",
+  output: "How far its boxes and scores are from the teacher's.",
 };
 
 const CURVES_NOTE =

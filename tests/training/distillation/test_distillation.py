@@ -1,0 +1,152 @@
+"""training/distillation: what a model and a teacher have in common, and what the teacher finds."""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import Detector, LossGains, build_loss, build_model
+from models.heads.distance import DistanceHead
+from models.losses.distillation import DistillationLoss
+from models.weights.kestrel import load_detector
+from training.distillation.distillation import open_distillation
+from training.distillation.matching import match
+from training.distillation.teacher import Teacher
+from utils.distributed.world import World
+from utils.files import checkpoint_file
+from utils.log import say_nothing
+
+CPU = World(torch.device("cpu"))
+NAMES = ["cat", "dog", "cow"]
+
+
+def table_of(head: str, strides: tuple[int, ...], width: int = 8) -> dict[str, Any]:
+    """A table of rows of these strides, the first at most 8."""
+    steps = [strides[0], *(after // before for before, after in pairwise(strides))]
+    args: list[Any] = ["nc", 1, False] if head == "DualDistanceDetect" else ["nc"]
+    return {
+        "depth_multiple": 1.0,
+        "width_multiple": 1.0,
+        "backbone": [[-1, 1, "Conv", [width * (i + 1), 3, s]] for i, s in enumerate(steps)],
+        "head": [[list(range(len(steps))), 1, head, args]],
+    }
+
+
+def model_of(strides: tuple[int, ...] = (8, 16), classes: int = 3, **options: Any) -> Detector:
+    torch.manual_seed(0)
+    head = options.pop("head", "DistanceDetect")
+    return build_model(table_of(head, strides, **options), classes)
+
+
+def saved(folder: Path, model: Detector, names: list[str]) -> str:
+    """The path of a checkpoint of a model."""
+    file = folder / "teacher.pt"
+    entries = {"table": model.table, "names": names, "model": model.state_dict()}
+    checkpoint_file.save(file, entries)
+    load_detector(file)
+    return str(file)
+
+
+def test_levels_and_classes_are_matched():
+    model = model_of((4, 8, 16))
+    teacher = model_of((8, 16, 32), 4)
+    common = match(model, NAMES, teacher, ["dog", "bird", "cat", "dog"])
+    assert common == ([(1, 0), (2, 1)], [(0, 2), (1, 0)])  # of two dogs the first
+
+
+@pytest.mark.parametrize(
+    ("strides", "names", "sentence"),
+    [
+        ((4, 32), NAMES, "its levels have the strides 4, 32, those of the model 8, 16; at least"),
+        ((8, 16), ["a", "Cat", "b\x1b"], r"none of its classes \(a, Cat, b\\x1b\) is a class of"),
+    ],
+)
+def test_teacher_with_nothing_in_common_is_refused(tmp_path, strides, names, sentence):
+    file = saved(tmp_path, model_of(strides), names)
+    with pytest.raises(ValueError, match=f"--teacher .*teacher.pt: {sentence}"):
+        open_distillation(file, model_of(), NAMES, torch.float32, CPU, say_nothing)
+
+
+def test_heads_that_do_not_say_what_cells_predict_are_refused(monkeypatch):
+    monkeypatch.delattr("models.heads.point_distance.PointDistanceHead.predict_cells")
+    model = model_of()
+    sentence = "a head of class DistanceHead does not predict in cells"
+    with pytest.raises(ValueError, match=sentence):
+        match(model, NAMES, model, NAMES)
+    with pytest.raises(ValueError, match=sentence):
+        model.head.predict_cells([])
+    assert DistanceHead.predict_cells
+
+
+def test_run_learns_from_its_teacher(tmp_path):
+    said: list[str] = []
+    teacher = model_of((8, 16, 64), 2, width=16)
+    file = saved(tmp_path, teacher, ["cow", "cat"])
+    model = model_of((4, 8, 16))
+    distillation = open_distillation(file, model, NAMES, torch.float32, CPU, said.append)
+    assert model.table["distillation"] == {"channels": [0, 16, 32]}
+    assert distillation.stride == 64
+    parameters = sum(value.numel() for value in teacher.parameters()) + 16  # its bins
+    assert said == [
+        f"--teacher {file}: {parameters:,} parameters; teaches maps and boxes at strides 8, 16 and "
+        f"the scores of 2 of 3 classes; {16 * 16 + 24 * 32:,} parameters of projections, which "
+        "best.pt does not keep"
+    ]
+
+    criterion = distillation.add_to(build_loss(model.head, LossGains()), 2.0)
+    assert isinstance(criterion, DistillationLoss)
+    images = torch.rand(2, 3, 64, 64)
+    criterion.begin_batch(images)
+    terms = criterion(model.train()(images), torch.zeros(0, 6))
+    assert terms["feature"] > 0
+    assert terms["output"] > 0
+
+    half = distillation.add_to(build_loss(model.head, LossGains()), 1.0)
+    half.begin_batch(images)
+    other = half(model(images), torch.zeros(0, 6))
+    assert (2 * other["output"]).item() == pytest.approx(terms["output"].item(), rel=1e-3)
+
+    # A resumed model has the projections, and keeps them.
+    resumed = Detector(model.table)
+    convs = resumed.projections
+    open_distillation(file, resumed, NAMES, torch.float32, CPU, said.append)
+    assert resumed.projections is convs
+    assert said[1] == said[0]
+
+
+def test_without_teacher_nothing_is_added():
+    model = model_of()
+    distillation = open_distillation("", model, NAMES, torch.float32, CPU, say_nothing)
+    criterion = build_loss(model.head, LossGains())
+    assert distillation.add_to(criterion, 1.0) is criterion
+    assert distillation.stride == 16
+    assert model.projections is None
+
+    model.add_projections([8, 8])
+    with pytest.raises(ValueError, match="the table has `distillation`, which needs --teacher"):
+        open_distillation("", model, NAMES, torch.float32, CPU, say_nothing)
+
+
+@pytest.mark.parametrize("head", ["DistanceDetect", "DualDistanceDetect"])
+def test_teacher_finds_what_its_model_detects(head):
+    """Fused, without gradients; of a head with two outputs that with many boxes per object."""
+    detector = model_of((8, 16, 32), 4, head=head).eval()
+    images = torch.rand(2, 3, 64, 64)
+    expected, maps = copy.deepcopy(detector).forward_with_maps(images)
+    cells = detector.head.predict_cells(expected)
+
+    teacher = Teacher(detector, [1, 2], [3, 0], torch.float32, CPU)
+    found = teacher(images)
+    for own, level in zip(found.maps, (1, 2), strict=True):
+        torch.testing.assert_close(own, maps[level].detach(), rtol=1e-4, atol=1e-5)
+    for own, level in zip(found.cells, (1, 2), strict=True):
+        torch.testing.assert_close(
+            own.boxes_xyxy, cells[level].boxes_xyxy.detach(), rtol=1e-4, atol=1e-3
+        )
+        logits = cells[level].logits.detach()[..., [3, 0]]
+        torch.testing.assert_close(own.logits, logits, rtol=1e-4, atol=1e-4)
+        assert not own.logits.requires_grad
+    assert not any(value.requires_grad for value in detector.parameters())

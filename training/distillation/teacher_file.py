@@ -1,0 +1,105 @@
+"""The file of --teacher: its digest is a setting of the run, which resumes with the same teacher.
+
+A run's setting is (path, digest). The path may differ between machines, the digest may not.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from models.weights.kestrel import load_detector, require_checkpoint
+from models.weights.pretrained import fetch_weights
+from training.checkpoints.contents import Checkpoint
+from training.settings.config import TrainConfig
+from utils.files import sha256_of
+from utils.printable import printable
+
+DIGITS = 16  # of the SHA-256
+
+
+def with_teacher_digest(flags: TrainConfig) -> TrainConfig:
+    """Return the flags with the digest of the file that --teacher names, if it names one.
+
+    Raises ValueError if it cannot be read as a checkpoint.
+    """
+    if not flags.teacher:
+        return flags
+    path = Path(flags.teacher[0])
+    with naming_the_flag():
+        require_checkpoint(path)
+    return replace(flags, teacher=(flags.teacher[0], _digest(path)))
+
+
+def check_new_teacher(flags: TrainConfig) -> None:
+    """Raise ValueError if --teacher cannot be used as a model; download it if asked.
+
+    Called before time is spent on the data set.
+    """
+    if not flags.teacher:
+        return
+    file = flags.teacher[0]
+    with naming_the_flag():
+        if flags.download:
+            fetch_weights(file)
+        load_detector(Path(file))
+
+
+@contextmanager
+def naming_the_flag() -> Iterator[None]:
+    """Put --teacher in front of the sentence of a ValueError in the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"--teacher: {error}") from None
+
+
+def with_moved_teacher(flags: TrainConfig, saved: Checkpoint) -> TrainConfig:
+    """Return the flags of --resume; --teacher may name another place of the run's teacher.
+
+    Raises ValueError if it names another teacher.
+    """
+    flags = with_teacher_digest(flags)
+    stored = saved.description.config.get("teacher")
+    own = stored if isinstance(stored, list) else []
+    if flags.teacher and flags.teacher[1:] != tuple(own[1:]):
+        raise ValueError(
+            f"--teacher {printable(flags.teacher[0])}: its contents are not those of the teacher "
+            f"that {flags.resume} began with{_named(own)}"
+        )
+    return flags
+
+
+def _named(own: list[str]) -> str:
+    """Return the name of a run's teacher in brackets. own: the setting of the run."""
+    return f" ({printable(str(own[0]))})" if own else " (none)"
+
+
+def require_unchanged_teacher(cfg: TrainConfig) -> None:
+    """Raise ValueError if the teacher of a resumed run is missing or has changed."""
+    if not cfg.teacher:
+        return
+    path = cfg.teacher[0]
+    problem = ""
+    if not Path(path).is_file():
+        problem = "is missing"
+    elif _digest(Path(path)) != digest_of_teacher(cfg):
+        problem = "has changed since the run began"
+    if problem:
+        raise ValueError(
+            f"{cfg.resume}: its teacher {printable(path)} {problem}; give the file that it was "
+            "with --teacher"
+        )
+
+
+def digest_of_teacher(cfg: TrainConfig) -> str:
+    """Return the digest of the teacher, the same on all machines; "" without one."""
+    return "".join(cfg.teacher[1:])
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file. Raises ValueError if it cannot be read."""
+    try:
+        return sha256_of(path)[:DIGITS]
+    except OSError as error:
+        raise ValueError(f"--teacher {printable(path)}: cannot be read: {error.strerror}") from None
