@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 
@@ -43,6 +44,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def table_row(cells: Sequence[object]) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean and, of two or more values, the standard deviation.
+
+    >>> spread([0.25, 0.75]), spread([0.5])
+    ('0.500 ± 0.354', '0.500')
+    """
+    text = f"{mean(values):.3f}"
+    return f"{text} ± {stdev(values):.3f}" if len(values) > 1 else text
 
 
 def versions() -> str:

@@ -25,17 +25,17 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.report import add_report_flags, file_report, table, versions
+from benchmarks.report import add_report_flags, file_report, spread, table, versions
 from benchmarks.trainings.run import ROOT, Training, name_of, train
 from data.labels import Labels
 from data.layouts import open_data
@@ -167,16 +167,6 @@ def report(
         "",
         table(["setting", "seed", *COLUMNS], single),
     ]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return the mean and, of two or more values, the standard deviation.
-
-    >>> spread([0.25, 0.75]), spread([0.5])
-    ('0.500 ± 0.354', '0.500')
-    """
-    text = f"{mean(values):.3f}"
-    return f"{text} ± {stdev(values):.3f}" if len(values) > 1 else text
 
 
 def read_options() -> argparse.Namespace:
