@@ -15,9 +15,7 @@ from models.heads import CellPredictions, Head, WithAuxiliary, WithProjections
 from models.losses.base import Loss, LossGains, at_least_float32
 from utils.boxes import generalized_iou
 
-FEATURE_GAIN = 1.0
-BOX_GAIN = 1.0
-CLASS_GAIN = 1.0
+FEATURE_GAIN = 1.0  # relative to the output
 # Confidences are summed as multiples of 1 / this: such sums are exact, so that the order of
 # processes does not matter.
 FIXED_POINT = 1 << 24
@@ -78,10 +76,12 @@ class DistillationLoss(Loss):
     feature: the Kullback-Leibler divergence of the model's projected map from the teacher's, of the
     softmax of each channel over its cells; mean over channels and levels.
 
-    output: of predictions in pairs, of the same cell. 1 - GIoU of the boxes, times the teacher's
-    confidence, its highest score; plus the quality focal loss of the scores, whose targets are the
-    teacher's. Both are divided by the sum of the confidences. Scores of classes that the teacher
-    does not know do not count. Ignore regions count: the teacher knows what is in them.
+    output: of predictions in pairs, of the same cell. 1 - GIoU of the boxes, plus the quality focal
+    loss of the scores, whose targets are the teacher's; both times the teacher's confidence, its
+    highest score, and divided by the sum of the confidences. So a teacher says nothing of cells
+    where it finds nothing: a model of another family may have to find an object there. Scores of
+    classes that the teacher does not know do not count. Ignore regions count: the teacher knows
+    what is in them.
 
     Both are weighted as the main loss weights 1 - IoU of an assigned box, so that they mean the
     same for every head. In validation there is no teacher, and neither of the two terms.
@@ -95,7 +95,7 @@ class DistillationLoss(Loss):
 
     Source: channel-wise distillation, arXiv 2011.13256, equations 3 to 5; quality focal loss, GFL,
     arXiv 2006.04388, equation 2, of the teacher's scores as in CrossKD, arXiv 2306.11369; GIoU,
-    arXiv 1902.09630. Pairs of different heads and the normalizer: our own.
+    arXiv 1902.09630. Pairs of different heads, weights of scores, normalizer: our own.
     """
 
     uses = ()
@@ -256,13 +256,11 @@ def confidence(logits: Tensor) -> Tensor:
 
 
 def output_sum(pairs: Pairs) -> Tensor:
-    """Return the sum over all pairs of the box loss and the score loss."""
+    """Return the sum over all pairs of the box loss and the score loss, times the confidence."""
     weight = confidence(pairs.teacher_logits).flatten()
     overlap = generalized_iou(pairs.boxes.flatten(0, 1), pairs.teacher_boxes.flatten(0, 1))
-    box = ((1 - overlap) * weight).sum()
-
-    score = quality_focal(pairs.logits, pairs.teacher_logits.sigmoid()).sum()
-    return BOX_GAIN * box + CLASS_GAIN * score
+    scores = quality_focal(pairs.logits, pairs.teacher_logits.sigmoid()).sum(2).flatten()
+    return ((1 - overlap + scores) * weight).sum()
 
 
 def paired(
