@@ -185,6 +185,7 @@ def test_data_parallel_equals_a_single_process(one, folder, flags):
         ({"freeze": (3,)}, "and --freeze cannot be used together: all layers of the old model"),
         ({"single_cls": True}, "and --single-cls cannot be used together: new classes are added"),
         ({"image_weights": True}, "and --image-weights cannot be used together"),
+        ({"teacher": ("a.pt",)}, "and --teacher cannot be used together: the maps that the new"),
         ({"ignore_old": 0.0}, "--ignore-old 0.0: choose a score above 0, or 1: nothing is ignored"),
         ({"ignore_old": 1.5}, "--ignore-old 1.5: choose a score"),
     ],

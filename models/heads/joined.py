@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from models.heads.base import Head, Raw
+from models.heads.base import CellPredictions, Head, Raw
+
+OTHER_CLASSES = -30.0  # logit of another part's classes in `predict_cells`: a score of 1e-13
 
 
 class JoinedHead(Head):
@@ -67,6 +69,24 @@ class JoinedHead(Head):
     def decode_candidates(self, raw: Sequence[Raw], confidence: float) -> tuple[Tensor, Tensor]:
         """Return the candidates of each part, in the same order."""
         return self._joined(raw, lambda part, of_part: part.decode_candidates(of_part, confidence))
+
+    def predict_cells(self, raw: Sequence[Raw]) -> list[CellPredictions]:
+        """Return the predictions of all parts in each cell of each level, one after another."""
+        parts = []
+        for part, first, of_part in zip(self.heads, self.first_classes, raw, strict=True):
+            after = self.num_classes - first - part.num_classes
+            levels = []
+            for boxes, logits in part.predict_cells(of_part):
+                padded = pad(logits, (first, after), value=OTHER_CLASSES)
+                levels.append(CellPredictions(boxes, padded))
+            parts.append(levels)
+
+        joined = []
+        for of_level in zip(*parts, strict=True):
+            boxes = torch.cat([part.boxes_xyxy for part in of_level], 3)
+            logits = torch.cat([part.logits for part in of_level], 3)
+            joined.append(CellPredictions(boxes, logits))
+        return joined
 
     def _joined(
         self, raw: Sequence[Raw], decode: Callable[[Head, Raw], tuple[Tensor, Tensor]]

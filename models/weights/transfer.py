@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.detector import Detector, check_shapes
 from models.heads import Head, JoinedHead
-from models.table import without_auxiliary
+from models.table import without_auxiliary, without_distillation
 
 
 class Copied(NamedTuple):
@@ -97,12 +97,12 @@ def with_added_classes(old: Detector, count: int) -> Detector:
 
     It has the weights of `old`, bit for bit, and another head for the new classes. That starts from
     the weights of the first old head that tell where boxes are; the others are random. An auxiliary
-    branch is left out.
+    branch and projections are left out.
 
     Raises ValueError if the head of `old` cannot be built with another number of classes.
     """
     groups = [*old.table.get("class_groups", [old.num_classes]), count]
-    table = without_auxiliary(old.table)
+    table = without_distillation(without_auxiliary(old.table))
     table |= {"class_groups": groups, "nc": sum(groups)}
     check_shapes(table)
     model = Detector(table)

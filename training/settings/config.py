@@ -50,6 +50,7 @@ NOT_WITH_ADD_CLASSES = {
     "freeze": "all layers of the old model are frozen",
     "single_cls": "new classes are added to those of the checkpoint",
     "image_weights": "it draws images by the AP of all classes, and old ones need no labels",
+    "teacher": "the maps that the new classes are read from are frozen",
 }
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 

@@ -12,6 +12,7 @@ from models import Detector, LossGains, build_loss, build_model
 from models.heads.distance import DistanceHead
 from models.losses.distillation import DistillationLoss
 from models.weights.kestrel import load_detector
+from models.weights.transfer import with_added_classes
 from training.distillation.distillation import open_distillation
 from training.distillation.matching import match
 from training.distillation.teacher import Teacher
@@ -128,6 +129,32 @@ def test_without_teacher_nothing_is_added():
     model.add_projections([8, 8])
     with pytest.raises(ValueError, match="the table has `distillation`, which needs --teacher"):
         open_distillation("", model, NAMES, torch.float32, CPU, say_nothing)
+
+
+def test_model_with_added_classes_teaches_all_of_them(tmp_path):
+    """Both parts of its head predict in each cell, each its own classes."""
+    joined = with_added_classes(model_of((8, 16), 2), 1).eval()
+    raw = joined(torch.rand(2, 3, 64, 64))
+    boxes, scores = joined.decode(raw)
+    levels = joined.head.predict_cells(raw)
+    parts = [[part.movedim(3, 0) for part in level] for level in levels]  # [2, B, H, W, ...]
+    found = torch.cat([level[0].flatten(2, 3) for level in parts], 2)
+    assert torch.cat(list(found), 1).equal(boxes)
+    of_cells = torch.cat([level[1].flatten(2, 3) for level in parts], 2).sigmoid()
+    torch.testing.assert_close(torch.cat(list(of_cells), 1), scores, rtol=1e-5, atol=1e-7)
+
+    model = model_of()
+    file = saved(tmp_path, joined, ["cow", "cat", "dog"])
+    distillation = open_distillation(file, model, NAMES, torch.float32, CPU, say_nothing)
+    criterion = distillation.add_to(build_loss(model.head, LossGains()), 1.0)
+    images = torch.rand(2, 3, 64, 64)
+    criterion.begin_batch(images)
+    terms = criterion(model.train()(images), torch.zeros(0, 6))
+    criterion.weighted_sum(terms).backward()
+    assert all(term.isfinite() for term in terms.values())
+
+    # Classes are added to the weights of a last.pt, without its projections.
+    assert with_added_classes(model, 1).projections is None
 
 
 @pytest.mark.parametrize("head", ["DistanceDetect", "DualDistanceDetect"])
