@@ -5,7 +5,7 @@ moments, and which is resumed each time, ends with the same bits as an uninterru
 weights, averaged weights, optimizer state and results.csv (except times), with one process and with
 two.
 
-    python benchmarks/survival.py --processes 1 2 --kills 20
+    python benchmarks/failures/survival.py --processes 1 2 --kills 20
 
 The runs are runs of train.py, started as users start them (yolov5n, generated shapes, DataLoader
 workers, plots, and a checkpoint every two seconds, so that some kills hit while one is written).
@@ -27,7 +27,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
@@ -39,7 +39,7 @@ from utils.files import checkpoint_file
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 40
 WORDS = (
     f"--cfg yolov5n.yaml --img 64 --batch 32 --epochs {EPOCHS} --device cpu --workers 1 "

@@ -5,7 +5,7 @@ launcher is left; the exit code is not 0, and one line says why. With --max-rest
 continues in the same folder and finishes, 5 times out of 5. (torch 2.15, gloo, two cores: 1 to 4
 seconds, 5 of 5.)
 
-    python benchmarks/endings.py --processes 2 4 --restarts 5
+    python benchmarks/failures/endings.py --processes 2 4 --restarts 5
 
 The runs are runs of train.py on generated images, started as users start them. The faults are those
 of tests/test_failures.py: instead of training its second epoch a process raises an exception, is
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import file_report, table, versions
 from tests.support.launching import TORCHRUN, Job, launched, small_run_flags, wait_until
@@ -33,7 +33,7 @@ from tests.test_failures import error_lines
 from utils.flags import FlagParser
 from utils.terminal import run_and_exit
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "tests" / "support" / "launching.py")
 FAULTS = {
     "rank 1 raises an exception": "rank_1_raises",
