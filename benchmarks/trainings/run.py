@@ -59,7 +59,8 @@ class Training:
 class Outcome:
     """AP and AP50 of best.pt.
 
-    curve: seconds since the start and mAP50-95, of each validated epoch.
+    curve: seconds since the start and mAP50-95, of each validated epoch. wall: seconds until the
+    program had ended; NaN if they were not stored.
     """
 
     ap: float
@@ -67,6 +68,7 @@ class Outcome:
     same_evaluator: bool
     images_per_second: float
     curve: list[tuple[float, float]] = field(default_factory=list)
+    wall: float = math.nan
 
     @property
     def seconds(self) -> float:
@@ -119,14 +121,16 @@ def train(
 
     outcome = None
     with open(log, "w") as output:
+        began = time.monotonic()
         process = start(command, output, threads)
         rows = list(watch_results(process, folder, stop))
+        wall = time.monotonic() - began
         if process.returncode and not stop.is_set():
             failure = f"{training.key} ended with {process.returncode}: {last_line(log)}"
             raise FaultError(f"{failure} (see {log})")
 
         if not stop.is_set():
-            outcome = measure(training, folder, rows)
+            outcome = replace(measure(training, folder, rows), wall=round(wall, 1))
             weights = sorted(folder.rglob("best.pt"))
             if weights:
                 process = start(validation(training, weights[0], folder), output, threads)
