@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.detector import Detector
+from models.weights.rtmdet import FIRST, _name_in_first_level, _renamed
+
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "rtmdet"
 DEPTHS = {
     "tiny": (1, 1),
@@ -110,6 +113,20 @@ def rtmdet_state(
             state[key] = torch.tensor(7)
         else:
             state[key] = torch.rand(shape, generator=generator) * 0.2 + 0.1
+    return state
+
+
+def to_authors_state(detector: Detector) -> dict[str, Tensor]:
+    """Return a detector's state under the names of its authors' files, for images in BGR."""
+    own = detector.state_dict()
+    width = own["layers.3.conv.weight"].shape[0]
+    few, many = (len(detector.layers[row].m) for row in (5, 7))
+
+    classes = detector.num_classes
+    state = OrderedDict()
+    for key in rtmdet_shapes(width, few, many, classes):
+        state[key] = own[_renamed(_name_in_first_level(key))]
+    state[FIRST] = state[FIRST].flip(1)
     return state
 
 

@@ -1,0 +1,119 @@
+"""Trainings that overfit eight drawn images, by train.py's own `main`, with narrow tables.
+
+A few things make them quick and certain. The shapes are large, and their corners lie on multiples
+of 4 pixels. All images are one batch, without augmentation. The running statistics of BatchNorm
+follow the last ten steps: at the usual momentum of 0.03 they are those of weights of long ago. And
+AP is measured by val.py on the canvas of the training: its usual canvas has half a stride of gray
+around the image, which a model has not seen that has learned eight images by heart.
+"""
+
+import contextlib
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import yaml
+
+import train
+import val
+from models.table import load_model_table
+from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
+from utils.distributed.world import World
+
+ROOT = Path(__file__).parents[2]
+CPU = World(torch.device("cpu"))
+NAMES = ("0", "1", "2")  # those of authors' checkpoints without names
+SIZES = ((24, 24), (40, 20), (16, 36))  # width and height of each class, in pixels
+SHAPES = (  # of each image: class, x and y of the top left corner
+    [(0, 4, 28)],
+    [(1, 20, 4), (2, 0, 28)],
+    [(2, 40, 16)],
+    [(0, 36, 40), (1, 4, 8)],
+    [(1, 12, 36)],
+    [(2, 44, 4), (0, 8, 20)],
+    [(0, 24, 0)],
+    [(1, 24, 44), (2, 4, 4)],
+)
+IMAGES = len(SHAPES)
+SIDE = 64
+
+
+def draw_shapes(root: Path, names: tuple[str, ...] = NAMES) -> Path:
+    """Draw eight images with one or two shapes; return the data YAML, whose val split they are.
+
+    names: in any order, which does not change the images.
+    """
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for number, shapes in enumerate(SHAPES):
+        image = np.full((SIDE, SIDE, 3), 110, np.uint8)
+        rows = []
+        for kind, x, y in shapes:
+            width, height = SIZES[kind]
+            place = slice(y, y + height), slice(x, x + width)
+            image[place] = 0
+            image[(*place, kind)] = 255
+
+            center = (x + width / 2, y + height / 2)
+            shares = [pixels / SIDE for pixels in (*center, width, height)]
+            class_id = names.index(NAMES[kind])
+            rows.append(f"{class_id} {' '.join(f'{share:.6f}' for share in shares)}\n")
+        cv2.imwrite(str(root / "images" / f"{number}.png"), image)
+        (root / "labels" / f"{number}.txt").write_text("".join(rows))
+    file = root / "shapes.yaml"
+    content = {"path": ".", "train": "images", "val": "images", "names": list(names)}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def write_narrow_table(folder: Path, family: str, width: float, momentum: float = 0.3) -> Path:
+    """Write a family's table with one block wherever it repeats some; return the path.
+
+    family: a file of models/, without .yaml. width: multiplies the channels. momentum: of all its
+    batch normalizations, whose eps stays.
+    """
+    table, _ = load_model_table(ROOT / "models" / f"{family}.yaml")
+    narrow = {key: value for key, value in table.items() if key not in ("scales", "source")}
+    narrow |= {"depth_multiple": 0.01, "width_multiple": width}
+    eps = narrow.get("batch_norm", {"eps": 0.001})["eps"]
+    narrow["batch_norm"] = {"eps": eps, "momentum": momentum}
+    file = folder / f"{family}.yaml"
+    file.write_text(yaml.safe_dump(narrow))
+    return file
+
+
+def write_plain_hyp(folder: Path, lr0: float) -> Path:
+    """Write hyper-parameters without augmentation, weight decay and warm-up; return the path."""
+    _, hyp = read_hyp(ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml")
+    plain: Hyp = replace(
+        hyp, lr0=lr0, lrf=0.05, nominal_batch=IMAGES, weight_decay=0, warmup_epochs=0
+    )
+    file = folder / f"plain-{lr0:g}.yaml"
+    write_hyp(file, "Muon", plain)
+    return file
+
+
+def overfit(folder: Path, data: Path, *flags: str, epochs: int, lr0: float) -> Path:
+    """Train in a run folder, with a step for each epoch; return the path of best.pt."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words = ["--data", str(data), "--hyp", str(write_plain_hyp(folder.parent, lr0))]
+    words += ["--epochs", str(epochs), "--imgsz", str(SIDE), "--batch-size", str(IMAGES)]
+    words += ["--device", "cpu", "--amp", "fp32", "--workers", "0", "--noautoanchor"]
+    words += ["--noval", "--nosave", "--noplots", "--cache-dir", str(folder.parent / "cache")]
+    words += ["--project", str(folder.parent), "--name", folder.name]
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.main(train.parse_args([*words, *flags])[0], CPU)
+    return folder / "weights" / "best.pt"
+
+
+def ap_of(weights: Path, data: Path) -> float:
+    """Return the mAP50-95 of a checkpoint on the training's canvas, by val.py's own `main`."""
+    words = ["--weights", str(weights), "--data", str(data), "--imgsz", str(SIDE), "--square"]
+    words += ["--device", "cpu", "--workers", "0", "--cache-dir", str(weights.parent / "cache")]
+    words += ["--project", str(weights.parent), "--name", "val", "--exist-ok"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = val.main(val.parse_args(words)[0], CPU)
+    return evaluation.coco.stats["AP"]

@@ -1,0 +1,112 @@
+"""Each family of models learns eight drawn images by heart, from scratch and from a checkpoint.
+
+A port of a detector can run without an error and learn little, if its decoding, its assignment, its
+loss or its reader is wrong. Full sizes: benchmarks/trainings/overfit.py.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.detector import Detector
+from models.table import family_files
+from models.weights.kestrel import load_detector
+from tests.support import rtmdet, yolov9, yolox
+from tests.support.overfitting import NAMES, ap_of, draw_shapes, overfit, write_narrow_table
+
+WIDTH = 0.125
+EPOCHS = 80
+FEW = 3
+LOW_LR = 0.0005
+# Tables in models/ whose rows occur in others, so that the benchmark alone trains them.
+LEFT_OUT = {"yolov3-spp", "yolov5-p6", "yolo11-wide", "yolo26-wide", "yolov9-m"}
+BACKBONES = {"convnext", "efficientnet", "mobilenet_v3", "regnet", "resnet"}
+QUICK = {"yolov3-tiny"}
+FAMILIES = sorted({file.stem for file in family_files()} - LEFT_OUT - BACKBONES)
+
+
+def save_yolox(path: Path, detector: Detector) -> Path:
+    torch.save({"model": yolox.to_yolox_state(detector)}, path)
+    return path
+
+
+def save_yolov9(path: Path, detector: Detector) -> Path:
+    torch.save(yolov9.to_authors_state(detector), path)
+    return path
+
+
+def save_rtmdet(path: Path, detector: Detector) -> Path:
+    config = f"exp_on_reg={detector.head.exponential}"
+    state = rtmdet.to_authors_state(detector)
+    return rtmdet.save_rtmdet(path, state, meta={"cfg": config})
+
+
+SAVED_BY_AUTHORS = {
+    "rtmdet": save_rtmdet,
+    "rtmdet-exponential": save_rtmdet,
+    "yolov9": save_yolov9,
+    "yolov9-c": save_yolov9,
+    "yolox": save_yolox,
+    "yolox-separable": save_yolox,
+}
+
+
+def marked(families: list[str]) -> list[object]:
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=[] if name in QUICK else [slow]) for name in families]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return draw_shapes(tmp_path_factory.mktemp("shapes"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    """trained("yolov5") is the best.pt of a training from scratch, which is done once."""
+    done: dict[str, Path] = {}
+
+    def train_once(family: str) -> Path:
+        if family not in done:
+            folder = tmp_path_factory.mktemp(family)
+            table = write_narrow_table(folder, family, WIDTH)
+            flags = ("--cfg", str(table))
+            done[family] = overfit(folder / "run", data, *flags, epochs=EPOCHS, lr0=0.01)
+        return done[family]
+
+    return train_once
+
+
+@pytest.mark.parametrize("family", marked(FAMILIES))
+def test_family_overfits_from_scratch(family, trained, data):
+    assert ap_of(trained(family), data) > 0.9
+
+
+@pytest.mark.parametrize("family", marked(FAMILIES))
+def test_family_keeps_what_it_learned_in_a_training_from_its_checkpoint(
+    family, trained, data, tmp_path
+):
+    """The classes are in another order."""
+    turned = draw_shapes(tmp_path / "turned", NAMES[::-1])
+    weights = str(trained(family))
+    best = overfit(tmp_path / "run", turned, "--weights", weights, epochs=FEW, lr0=LOW_LR)
+    assert ap_of(best, turned) > 0.9
+
+
+@pytest.mark.parametrize("family", marked(sorted(SAVED_BY_AUTHORS)))
+def test_family_keeps_what_it_learned_in_a_checkpoint_of_its_authors(
+    family, trained, data, tmp_path
+):
+    """A shape's class is its color, so the order of the image's channels counts."""
+    detector, _ = load_detector(trained(family))
+    file = SAVED_BY_AUTHORS[family](tmp_path / "authors.pth", detector)
+    best = overfit(tmp_path / "run", data, "--weights", str(file), epochs=FEW, lr0=LOW_LR)
+    assert ap_of(best, data) > 0.9
+
+
+def test_few_steps_teach_a_random_model_nothing(data, tmp_path):
+    """So the weights of a checkpoint have arrived if a few steps from it are enough."""
+    table = write_narrow_table(tmp_path, "yolov3-tiny", WIDTH)
+    best = overfit(tmp_path / "run", data, "--cfg", str(table), epochs=FEW, lr0=LOW_LR)
+    assert ap_of(best, data) < 0.1
