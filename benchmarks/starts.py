@@ -30,7 +30,6 @@ is done is stored in --work and is not trained again, unless its command or its 
 import argparse
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.accuracy import check_unique, named
 from benchmarks.report import add_report_flags, file_report, spread, table, versions
 from benchmarks.trainings.pace import TRIAL_EPOCHS, Pace, try_out
-from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, train
+from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from benchmarks.trainings.tables import display_names, plot
 from data.dataset_yaml import find_data
 from data.layouts import open_data
@@ -359,11 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         open_data(data, download=options.download, splits=("train", "val"))
     options.work.mkdir(parents=True, exist_ok=True)
 
-    # Trainings have sessions of their own, which no signal of the terminal reaches.
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
-
+    stop = stop_on_signals()
     planned = plan_all(starts, options, stop)
     print(f"{len(planned)} trainings of {options.minutes:g} minutes", flush=True)
     found: dict[Planned, Outcome] = {}

@@ -18,7 +18,6 @@ again, unless its command or its data differ.
 import argparse
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.balance.rare_class import spread
 from benchmarks.report import add_report_flags, file_report, table, versions
-from benchmarks.trainings.run import ROOT, Training, name_of, train
+from benchmarks.trainings.run import ROOT, Training, name_of, stop_on_signals, train
 from data.layouts import open_data
 from utils.flags import class_ids
 from utils.printable import printable
@@ -165,10 +164,7 @@ def main() -> None:
     new = spec.names[number]
     options.work.mkdir(parents=True, exist_ok=True)
 
-    # Trainings have sessions of their own, which no signal of the terminal reaches.
-    stop = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda *_: stop.set())
+    stop = stop_on_signals()
 
     found: dict[tuple[str, int], Figures] = {}
     for seed in options.seeds:

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import add_report_flags, file_report, spread, table, versions
-from benchmarks.trainings.run import ROOT, Training, name_of, train
+from benchmarks.trainings.run import ROOT, Training, name_of, stop_on_signals, train
 from data.labels import Labels
 from data.layouts import open_data
 from data.splits import read_split
@@ -198,10 +197,7 @@ def main() -> None:
     data, rare, what = write_thinned(options)
     print(what, flush=True)
 
-    # Trainings have sessions of their own, which no signal of the terminal reaches.
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
 
     found: dict[tuple[str, int], Figures] = {}
     for training in trainings(options, data):

@@ -23,20 +23,18 @@ trained again, unless its command or its data differ.
 import argparse
 import importlib.util
 import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.report import add_report_flags, file_report, table, versions
-from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, train
+from benchmarks.report import add_report_flags, file_report, spread, table, versions
+from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from models.table import load_model_table
 from utils.files import checkpoint_file
 from utils.files.writers import write_yaml
@@ -143,12 +141,10 @@ def report(options: argparse.Namespace, found: Mapping[tuple[str, str, int], Out
 
 def figures(outcomes: list[Outcome]) -> list[str]:
     """Return AP and AP50, with their deviations, and the seconds of the trainings."""
-    cells = []
-    for values in ([one.ap for one in outcomes], [one.ap50 for one in outcomes]):
-        spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-        cells.append(f"{mean(values):.3f}{spread}")
     seconds = mean(one.seconds for one in outcomes)
-    return [*cells, f"{seconds:.0f}"]
+    ap = spread([one.ap for one in outcomes])
+    ap50 = spread([one.ap50 for one in outcomes])
+    return [ap, ap50, f"{seconds:.0f}"]
 
 
 def read_options() -> argparse.Namespace:
@@ -175,10 +171,7 @@ def main() -> None:
     cfg = write_table(work)
     weights = write_weights(work)
 
-    # Trainings have sessions of their own, which no signal of the terminal reaches.
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
 
     found: dict[tuple[str, str, int], Outcome] = {}
     for training in trainings(options, cfg, weights):

@@ -101,6 +101,17 @@ class Outcome:
         return float("nan")
 
 
+def stop_on_signals() -> threading.Event:
+    """Return an event, for `train`, which Ctrl-C, SIGTERM and SIGHUP set from now on.
+
+    Trainings have sessions of their own, which no signal of the terminal reaches.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
 def train(
     training: Training, out: Path, threads: int, stop: threading.Event | None = None
 ) -> Outcome:

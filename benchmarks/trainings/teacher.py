@@ -19,9 +19,7 @@ trained again, unless its command or its data differ.
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -31,7 +29,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import add_report_flags, file_report, spread, table, versions
-from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, train
+from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from utils.terminal import FaultError, run_and_exit
 
 
@@ -158,10 +156,7 @@ def main() -> None:
     options = read_options()
     options.work.mkdir(parents=True, exist_ok=True)
 
-    # Trainings have sessions of their own, which no signal of the terminal reaches.
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
 
     teachers: dict[str, Outcome] = {}
     found: dict[Student, Outcome] = {}
