@@ -28,8 +28,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.balance.rare_class import spread
-from benchmarks.report import add_report_flags, file_report, table, versions
+from benchmarks.report import add_report_flags, file_report, spread, table, versions
 from benchmarks.trainings.run import ROOT, Training, name_of, stop_on_signals, train
 from data.layouts import open_data
 from utils.flags import class_ids
