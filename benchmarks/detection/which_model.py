@@ -4,15 +4,15 @@ Claim: the milliseconds of an image on two CPU cores grow with the GFLOPs, but n
 and which runtime is the fastest depends on the model; so they are measured, not derived
 (benchmarks/results/).
 
-    python benchmarks/detection/which_model.py --out which_model.md  # all, under 8 minutes
+    python benchmarks/detection/which_model.py --out which_model.md  # all, about 10 minutes
     python benchmarks/detection/which_model.py --models yolov5n.yaml --runtimes torch --sizes 320
 
 Random weights of 80 classes: the time of the forward pass does not depend on their values, and
-suppression has nothing to do. An image of noise, square, so that each runtime computes the same.
-Each model and runtime is a process of its own, which detects in one image at a time with all
-threads; a round of all sizes warms up. Exported files take images of any size. Times are from the
-decoded image to the boxes. Needs onnx, onnxscript, onnxruntime and openvino; a runtime whose
-packages are missing is left out.
+suppression has nothing to do. An auxiliary branch, which only training computes, is left out. An
+image of noise, square, so that each runtime computes the same. Each model and runtime is a process
+of its own, which detects in one image at a time with all threads; a round of all sizes warms up.
+Exported files take images of any size. Times are from the decoded image to the boxes. Needs onnx,
+onnxscript, onnxruntime and openvino; a runtime whose packages are missing is left out.
 """
 
 import argparse
@@ -38,8 +38,9 @@ import torch
 import export
 from benchmarks.report import add_report_flags, file_report, processor, table, versions
 from models import build_model, count_parameters, load
-from models.detector import count_gflops
+from models.detector import Detector, count_gflops
 from models.export import FORMATS
+from models.table import without_auxiliary
 from utils.files import checkpoint_file
 
 MODELS = (
@@ -52,9 +53,18 @@ MODELS = (
     "yolov8n",
     "yolo11n",
     "yolo26n",
+    "yolov9t",
+    "rtmdet_tiny",
+    "rtmdet_s",
 )
-# COCO AP of the weights that may be used freely, as their authors state it: README.md.
-FREE_AP = {"yolox_nano": "25.8 (416 px)", "yolox_tiny": "32.8 (416 px)", "yolox_s": "40.5"}
+# COCO AP, as their authors state it, of weights under a free license or an unstated one: README.md.
+FREE_AP = {
+    "yolox_nano": "25.8 (416 px)",
+    "yolox_tiny": "32.8 (416 px)",
+    "yolox_s": "40.5",
+    "rtmdet_tiny": "41.1 (license not stated)",
+    "rtmdet_s": "44.6 (license not stated)",
+}
 RUNTIMES = {"torch": ".pt", "onnx": ".onnx", "openvino": "_openvino_model"}
 TITLES = {"torch": "torch", "onnx": "ONNX", "openvino": "OpenVINO"}
 SIZES = (640, 320)
@@ -156,9 +166,10 @@ def rows_of(
     rows = []
     for model in models:
         with torch.device("meta"):  # no weights are needed
-            detector = build_model(file_of(model), CLASSES)
-        parameters = count_parameters(detector) / 1e6
-        gflops = count_gflops(detector.table, 640)
+            trained = build_model(file_of(model), CLASSES)
+            detecting = Detector(without_auxiliary(trained.table))
+        parameters = count_parameters(detecting) / 1e6
+        gflops = count_gflops(detecting.table, 640)
         name = name_of(model)
         row = [f"`{name}`", f"{parameters:.1f}", f"{gflops:.1f}", FREE_AP.get(name, "none")]
         for size in sizes:
@@ -239,7 +250,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sizes", type=int, nargs="+", default=list(SIZES), help="sides of the images in pixels")
     add("--images", type=int, default=40, help="images to time, of each size")
     add("--threads", type=int, default=2)
-    add("--minutes", type=float, default=6.5, help="after which no further model is begun")
+    add("--minutes", type=float, default=10, help="after which no further model is begun")
     add("--only", help=argparse.SUPPRESS)
     add_report_flags(parser)
     parser.set_defaults(about=processor())
