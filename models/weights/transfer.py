@@ -77,8 +77,10 @@ def transfer(
 
         copied: list[int] = []
         has_classes = False
-        # The shared part is that of the first head of a joined one, which is copied last.
-        for part, of_part in reversed(_parts(given_heads.get(prefix), common)):
+        # The shared part is copied last from the head of a joined one that has most of the classes:
+        # rows of classes read what it computes.
+        parts = reversed(_parts(given_heads.get(prefix), common))
+        for part, of_part in sorted(parts, key=lambda each: len(each[1])):
             if type(head) is type(part):
                 copied, some_classes = _transfer_head(head, part, of_part)
                 has_classes |= some_classes

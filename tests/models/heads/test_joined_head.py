@@ -165,6 +165,17 @@ def test_transfer_takes_classes_of_all_parts_by_name(old):
             assert torch.equal(values, first.state_dict()[key])
 
 
+def test_transfer_takes_what_most_of_the_classes_read(old):
+    joined = with_added_classes(old, 2)
+    model = build_model(old.table, 3)
+    transfer(model, ["bar", "new", "other"], joined, [*NAMES, "other", "new"])
+    _, second = joined.head.heads
+    for key, values in model.head.state_dict().items():
+        if key not in model.head.fitted:
+            shared = model.head.split_classes(key, values)[0]
+            assert torch.equal(shared, second.split_classes(key, second.state_dict()[key])[0])
+
+
 def test_auxiliary_branch_is_left_out():
     table = micro_table("DistanceDetect", "nc", 16)
     table["auxiliary"] = [["images", 1, "Conv", [256, 3, 8]], [[3, 4], 1, "DistanceDetect", ["nc"]]]
