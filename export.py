@@ -398,8 +398,10 @@ def open_dataset_images(
         single_class=model.single_class,
         cache_dir=args.cache_dir,
     )
-    if set(model.names) < set(dataset.names):  # as train.py --classes trains them
-        dataset.choose_classes([dataset.names.index(name) for name in model.names])
+    # as train.py --classes trains them, also with --add-classes
+    known = [number for number, name in enumerate(dataset.names) if name in model.names]
+    if len(known) < len(dataset.names):
+        dataset.choose_classes(known)
     dataset.append_to(classes_before(model.names, dataset.own_names, dataset.spec.names))
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)

@@ -263,7 +263,8 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     if args.classes:
         dataset.choose_classes(args.classes)
     else:
-        dataset.choose_classes(first.chosen_classes, f"{paths[0]} was trained with --classes")
+        chosen = first.choice_among(dataset.spec.names)
+        dataset.choose_classes(chosen, f"{paths[0]} was trained with --classes")
     if absent := classes_before(first.names, dataset.own_names, dataset.spec.names):
         dataset.append_to(absent)
         log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
@@ -373,28 +374,33 @@ def combine_members(
 ) -> tuple[Backend, Sequence[int] | None]:
     """Return one backend of all models, and which of its classes the data have; None: all.
 
-    augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if the
-    classes of a model differ from those of the data set.
+    augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if a
+    model lacks classes of the data set.
     """
     first = members[0]
     all_names = dataset.spec.names
     has_all = sorted(first.names) == sorted(all_names)
 
-    names: Sequence[str] | None = dataset.chosen_names
-    class_ids = None
+    chosen = dataset.chosen_names
+    names: Sequence[str] | None = chosen
+    class_ids: Sequence[int] | None = None
     if dataset.single_class and (dataset.chosen is None or first.single_class):
         # All classes of a model are merged, so they may have any names.
         names = None
     elif has_all and not dataset.single_class:
         names = all_names
         class_ids = dataset.chosen
+    elif set(chosen) < set(first.names) and not dataset.single_class:
+        # The data have some classes of the model, such as those from before --add-classes.
+        names = [*chosen, *(name for name in first.names if name not in chosen)]
+        class_ids = range(len(chosen))
     try:
         what = str(dataset.file)
         combined = combine(paths, members, names, what, augment=augment, among=all_names)
     except ValueError as error:
         if dataset.chosen is None and set(first.names) < set(all_names):
-            chosen = shlex.join(first.names)
-            raise ValueError(f"{error}; to use these of the data: --classes {chosen}") from None
+            words = shlex.join(first.names)
+            raise ValueError(f"{error}; to use these of the data: --classes {words}") from None
         # Classes that are called by their numbers: their names were a flag of the training.
         trained = first.names
         numbered = all(name.isdecimal() for name in dataset.names)

@@ -62,6 +62,20 @@ class LoadedModel:
             tile_overlap = self.tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
 
+    def choice_among(self, names: Sequence[str]) -> Sequence[int | str]:
+        """Return which classes of data to use, by number or name; () for all.
+
+        They are those that were chosen for the training. That of --add-classes chose the new ones
+        only, so that they are all those that the model has.
+
+        names: of all classes of the data.
+        """
+        has_added = 0 < len(self.chosen_classes) < len(self.names)
+        if not has_added:
+            return self.chosen_classes
+        known = [number for number, name in enumerate(names) if name in self.names]
+        return known if len(known) < len(names) else ()
+
     def with_classes(self, wanted: Sequence[str], among: Sequence[str] = ()) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
 
@@ -73,7 +87,7 @@ class LoadedModel:
         if self.names == tuple(wanted):
             return self
         allowed = [sorted(wanted), sorted(among or wanted)]
-        others = sorted(self.names) not in allowed
+        others = sorted(self.names) not in allowed or not set(wanted) <= set(self.names)
         ambiguous = len(set(self.names)) < len(self.names)
         if others or ambiguous:
             raise ValueError(
@@ -133,8 +147,7 @@ def _load_checkpoint(
     return LoadedModel(
         backend,
         digest=weights,
-        # --classes of --add-classes chose the new ones only.
-        chosen_classes=() if "class_groups" in detector.table else settings.classes,
+        chosen_classes=settings.classes,
         fitness=settings.fitness,
         **known,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,9 +132,26 @@ def test_val_with_the_data_of_the_run_and_with_all_classes(one, data, folder, ca
     assert of_class["AP"] == pytest.approx(whole["AP"], abs=1e-6)
 
     other = data.with_name("other.yaml")
-    other.write_text("path: .\ntrain: images\nval: images\nnames: [red, green, blue]\n")
-    with pytest.raises(ValueError, match=r"the model's classes are disc, .*, but red, green, blue"):
+    other.write_text("path: .\ntrain: images\nval: images\nnames: [red, green, teal]\n")
+    with pytest.raises(ValueError, match=r"the model's classes are disc, .*, but red, green, teal"):
         validated(best, folder, "--data", str(other))
+
+
+def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, folder):
+    of_old = data.with_name("old.yaml")
+    of_old.write_text(f"path: .\ntrain: images\nval: images\nnames: {OLD}\n")
+    words = f"--data {of_old} --conf 0.05 --max-det 3000".split()
+    before = validated(old, folder, *words)
+    after = validated(one / "weights" / "best.pt", folder, *words)
+    assert len(before.detections.scores) > 50
+    assert np.array_equal(after.detections.scores, before.detections.scores)
+    assert np.array_equal(after.detections.boxes_xywh, before.detections.boxes_xywh)
+    assert after.coco.stats == before.coco.stats
+
+    # Not as an ensemble: the old model lacks classes of the first one.
+    both = ["--weights", str(one / "weights" / "best.pt"), str(old)]
+    with pytest.raises(ValueError, match=r"old\.pt does not fit .*: the model's classes are disc"):
+        validated(old, folder, *words, *both)
 
 
 def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, data, capsys):
@@ -147,6 +165,14 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     model, saved = load_detector(folder / "more" / "weights" / "best.pt")
     assert saved["names"] == [*OLD, *NEW, "teal"]
     assert model.table["class_groups"] == [3, 3, 1]
+
+    best = folder / "more" / "weights" / "best.pt"
+    found = validated(best, folder)
+    assert "was trained with --classes" not in capsys.readouterr().out
+    assert found.coco.stats["AP"] == pytest.approx(saved["metrics"]["AP"], abs=1e-6)
+    words = f"--include torchscript --device cpu --data {more} --cache-dir {folder}/cache"
+    export.run_script(["--weights", str(best), *words.split()])
+    assert "boxes differ from torch" in capsys.readouterr().out
 
 
 def test_ordinary_training_starts_from_all_heads(one, folder, data, capsys):
