@@ -236,6 +236,12 @@ def test_classes_of_the_old_model_are_refused(folder, flags, data):
     assert not (folder / "refused").exists()
 
 
+def test_fitness_of_a_class_without_labels_is_refused(folder, flags):
+    sentence = "unknown class 'disc'; classes are blue, green, red"
+    with pytest.raises(ValueError, match=sentence):
+        run(flags("--fitness", "AP[disc]", "--name", "refused"))
+
+
 # Several processes
 
 

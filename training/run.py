@@ -118,10 +118,11 @@ class Run:
     def check_data(self, data: Dataset, say: Say) -> None:
         """Raise ValueError if a resumed run was trained on other classes.
 
-        Also if --fitness names a class that the data do not have. Logs a line if the images of a
-        resumed run have changed, how often they are drawn, or the file of --class-weights.
+        Also if --fitness names a class without labels: one that the data do not have, or an old one
+        with --add-classes. Logs a line if the images of a resumed run have changed, how often they
+        are drawn, or the file of --class-weights.
         """
-        self.fitness.require_classes(data.names)
+        self.fitness.require_classes(data.names[data.unlabeled :])
         if self.saved is None:
             return
         description = self.saved.description
