@@ -3,7 +3,7 @@
 Their libraries are imported only where a table has such a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
@@ -33,8 +33,8 @@ class Backbone(Layer):
     Nothing random happens in training: layers that drop values or branches are switched off, so
     that a training with N processes, or a resumed one, is the same training.
 
-    `body` has the network's own names of tensors, as far as `own_name` does not change them, and
-    only the layers that the maps need.
+    `body` has only the layers that the maps need, and the network's own names of tensors, as far as
+    `own_names` does not change them.
     """
 
     scales_width = False
@@ -77,9 +77,13 @@ class Backbone(Layer):
         """
         raise NotImplementedError
 
-    def own_name(self, key: str) -> str:
-        """Return the name in `body` of a tensor in the network's own state dict."""
-        return key
+    def own_names(self, published: Iterable[str]) -> dict[str, str]:
+        """Return the name in `body` of each tensor that it has of the network's own state dict.
+
+        published: the names there, of the whole network.
+        """
+        own = self.body.state_dict().keys()
+        return {key: key for key in published if key in own}
 
     def fuse(self) -> None:
         """Fold batch normalizations into convolutions, for inference, where that is known."""

@@ -1,7 +1,7 @@
 """Networks of timm (Apache-2.0), an optional package, as backbones, by their names there."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,17 +45,16 @@ class TimmBackbone(Backbone):
             network = _timm().create_model(self.name, pretrained=False)
         return {key: value.shape for key, value in network.state_dict().items()}
 
-    def own_name(self, key: str) -> str:
-        """Return the name of a tensor in `body`.
+    def own_names(self, published: Iterable[str]) -> dict[str, str]:
+        """Return the name in `body` of each tensor that it has of the network's own state dict.
 
         The extractor names stages.0 stages_0, and separated normalizations have a name of their
         own.
         """
-        wanted = key.replace(".", "_")
-        for own in self.body.state_dict():
-            if own.replace(f".{NORM}.", ".").replace(".", "_") == wanted:
-                return own
-        return key
+        own = {}
+        for key in self.body.state_dict():
+            own[key.replace(f".{NORM}.", ".").replace(".", "_")] = key
+        return {key: own[flat] for key in published if (flat := key.replace(".", "_")) in own}
 
 
 def _timm() -> Any:
@@ -73,7 +72,8 @@ def available_maps(name: str) -> tuple[FeatureMap, ...]:
     # names only: a name with hf-hub: or local-dir: in front would load something from there
     known = timm.list_models()
     if name not in known:
-        hint = did_you_mean(name, known) or ": see timm.list_models()"
+        without_tag, _, _ = name.partition(".")
+        hint = did_you_mean(without_tag, known) or ": see timm.list_models()"
         raise ValueError(f"no network '{excerpt(name)}' of timm{hint}")
 
     maps: dict[int, FeatureMap] = {}

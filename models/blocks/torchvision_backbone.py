@@ -82,8 +82,11 @@ class TorchvisionBackbone(Backbone):
     def __init__(self, in_channels: int, name: str, levels: Sequence[int]) -> None:
         super().__init__(in_channels, name)
         if name not in NAMES:
-            known = ", ".join(NAMES) + did_you_mean(name, NAMES)
-            raise ValueError(f"no network '{excerpt(name)}' of torchvision: choose one of {known}")
+            near = did_you_mean(name, NAMES)
+            families = "ResNet, MobileNetV3, EfficientNet, RegNet and ConvNeXt (docs/backbones.md)"
+            raise ValueError(
+                f"no network '{excerpt(name)}' of torchvision{near}: choose a size of {families}"
+            )
 
         places = self.choose_maps(available_maps(name), levels)
         network = build_network(name, num_classes=1)

@@ -4,11 +4,10 @@ They are the state dicts of torchvision's and timm's own modules, read as data
 (utils/files/pickled/).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from models.blocks import Backbone
@@ -76,7 +75,7 @@ def read_network(path: Path, layer: Backbone) -> dict[str, Tensor]:
     """
     require_named_digest(path)
     published = layer.published_shapes()
-    wanted = {key: value.shape for key, value in layer.body.state_dict().items()}
+    own_names = layer.own_names(published)
 
     state = {}
     with external_errors(path), open_saved(path) as saved:
@@ -88,14 +87,13 @@ def read_network(path: Path, layer: Backbone) -> dict[str, Tensor]:
     if unknown:
         problem = f"that has no tensor {excerpt(str(unknown[0]))}"
     else:
-        problem = _why_another(state, published, wanted, layer)
+        problem = _why_another(state, own_names, layer)
     if problem:
         hint = f"; {_advice(path)}" if _published_as(path) else ""
         raise ValueError(
             f"{printable(path)}: is no file of {layer.name} of {layer.library}: {problem}{hint}"
         )
-    named = {layer.own_name(key): value for key, value in state.items()}
-    return {key: value for key, value in named.items() if key in wanted}
+    return {own_names[key]: value for key, value in state.items() if key in own_names}
 
 
 def no_detector(path: Path) -> ValueError:
@@ -127,28 +125,18 @@ def _entries(loaded: Any) -> dict[Any, Any]:
     }
 
 
-def _why_another(
-    state: Mapping[str, Tensor],
-    published: Iterable[str],
-    wanted: Mapping[str, torch.Size],
-    layer: Backbone,
-) -> str:
-    """Return why tensors are those of another network, "" if they are not.
+def _why_another(state: Mapping[str, Tensor], own_names: Mapping[str, str], layer: Backbone) -> str:
+    """Return why the tensors of a file are those of another network, "" if they are not.
 
-    Args:
-        state: the tensors of the file.
-        published: the names of those of the whole network.
-        wanted: the shapes of the backbone, by its own names.
-        layer: the backbone.
+    own_names: of the backbone's tensors, by their names in the file.
     """
-    for key in published:
-        own = layer.own_name(key)
-        if own not in wanted or (key not in state and key.endswith(COUNTER)):
-            continue
-        if key not in state:
+    wanted = layer.body.state_dict()
+    for key, own in own_names.items():
+        shape = wanted[own].shape
+        if key in state and state[key].shape != shape:
+            return f"{key} is {list(state[key].shape)}, not {list(shape)}"
+        if key not in state and not key.endswith(COUNTER):
             return f"the tensor {key} is missing"
-        if state[key].shape != wanted[own]:
-            return f"{key} is {list(state[key].shape)}, not {list(wanted[own])}"
     return ""
 
 

@@ -141,7 +141,7 @@ def test_frozen_backbone_keeps_weights_and_statistics():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["resnet19", [8, 16]], r"row 1 .*: no network 'resnet19' of torchvision.*resnet18"),
+        (["resnet19", [8, 16]], r"no network 'resnet19' of torchvision \(did you mean resnet18"),
         (["get_weight", [8, 16]], "no network 'get_weight' of torchvision"),
         (["resnet18", [8, 64]], "levels must be a list of the strides of resnet18: 2, 4, 8, 16, 3"),
         (["resnet18", []], "levels must be a list of the strides of resnet18"),
@@ -196,7 +196,8 @@ def test_maps_equal_those_of_timms_own_extractor(name):
     layer = timm_model(name, LEVELS).layers[1].eval()
     network = timm.create_model(name, pretrained=False).eval()
     randomize(network)
-    named = {layer.own_name(key): value for key, value in network.state_dict().items()}
+    state = network.state_dict()
+    named = {own: state[key] for key, own in layer.own_names(state).items()}
     assert layer_keys(layer) <= named.keys()
     layer.body.load_state_dict({key: named[key] for key in layer_keys(layer)})
 
@@ -218,7 +219,7 @@ def test_batch_norm_of_timm_can_be_synchronized():
     ("name", "levels", "message"),
     [
         ("hf-hub:timm/resnet18", LEVELS, "no network 'hf-hub:timm/resnet18' of timm"),
-        ("resnet18.a1_in1k", LEVELS, "no network 'resnet18.a1_in1k' of timm"),
+        ("resnet18.a1_in1k", LEVELS, r"'resnet18.a1_in1k' of timm \(did you mean resnet18\?"),
         ("vit_tiny_patch16_224", LEVELS, "timm gives no maps of vit_tiny_patch16_224: "),
         ("test_efficientnet", [8, 16], "parameters that the maps of strides .* do not need, such"),
         ("resnet18", [3], "levels must be a list of the strides of resnet18: 2, 4, 8, 16, 32"),
