@@ -135,6 +135,7 @@ class Detector(nn.Module):
                 channels[row.position] = layer.out_channels
                 strides[row.position] = output_stride(layer, input_strides[0])
 
+        check_outputs(self.rows, self.layers)
         num_classes = self.table["nc"]
         if not self.rows or any(head.num_classes != num_classes for head in self.heads):
             source = self.table["source"]
@@ -438,6 +439,22 @@ def check_sources(row: TableRow, channels: Mapping[int, Any]) -> None:
         if chooses and not has_several:
             what = "the images are one map" if source == -1 else f"row {source} has one output"
             raise row.error(f"{row.module} reads a row with several outputs, but {what}")
+
+
+def check_outputs(rows: Sequence[TableRow], layers: Iterable[Any]) -> None:
+    """Raise ValueError that names the row if no Level row reads the last of its several outputs.
+
+    The layers that only this output needs would have no gradients, for which DDP would wait.
+    """
+    read = set()
+    for row, layer in zip(rows, layers, strict=True):
+        if isinstance(layer, Level):
+            read.add((row.sources[0], layer.index))
+    for row, layer in zip(rows, layers, strict=True):
+        if layer_class(row).multi_output:
+            last = len(layer.out_channels) - 1
+            if (row.position, last) not in read:
+                raise row.error(f"no Level row reads its last output, {last}: leave that one out")
 
 
 def output_stride(layer: Any, stride: Any) -> Any:

@@ -127,6 +127,11 @@ def test_recomputed_training_is_bit_identical(model):
             r"row 2 .*: output 2: the row has the outputs 0 to 1",
         ),
         ([[-1, 1, "Pyramid", []], [-1, 1, "Level", [-1]]], (0, 2), "output -1: the row has"),
+        (
+            [[-1, 1, "Pyramid", []], [-1, 1, "Level", [0]]],
+            (0, 2),
+            r"row 1 \[-1, 1, Pyramid, \[\]\]: no Level row reads its last output, 1",
+        ),
         ([[-1, 1, "Pyramid", []], [-1, 1, "Level", ["0"]]], (0, 2), "index is '0', but must be"),
         (
             [[-1, 1, "Level", [0]]],
