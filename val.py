@@ -269,6 +269,10 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         dataset.append_to(absent)
         log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
+    others = set(first.names).difference(dataset.names, dataset.spec.names)
+    if others and not dataset.single_class:
+        classes = counted(len(others), "class")
+        log.say(f"{dataset.file} does not have {classes} of the model, not evaluated")
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)

@@ -137,16 +137,19 @@ def test_val_with_the_data_of_the_run_and_with_all_classes(one, data, folder, ca
         validated(best, folder, "--data", str(other))
 
 
-def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, folder):
+def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, folder, capsys):
     of_old = data.with_name("old.yaml")
     of_old.write_text(f"path: .\ntrain: images\nval: images\nnames: {OLD}\n")
     words = f"--data {of_old} --conf 0.05 --max-det 3000".split()
     before = validated(old, folder, *words)
+    assert "not evaluated" not in capsys.readouterr().out
     after = validated(one / "weights" / "best.pt", folder, *words)
     assert len(before.detections.scores) > 50
     assert np.array_equal(after.detections.scores, before.detections.scores)
     assert np.array_equal(after.detections.boxes_xywh, before.detections.boxes_xywh)
     assert after.coco.stats == before.coco.stats
+    said = f"{of_old} does not have 3 classes of the model, not evaluated"
+    assert said in capsys.readouterr().out
 
     # Not as an ensemble: the old model lacks classes of the first one.
     both = ["--weights", str(one / "weights" / "best.pt"), str(old)]
