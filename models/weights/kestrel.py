@@ -24,13 +24,14 @@ from models.weights.yolov9 import is_yolov9, load_yolov9
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.files.folders import best_checkpoint_in
-from utils.printable import one_line, printable
+from utils.printable import counted, one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
     "Give a checkpoint of a training run (runs/train/exp/weights/best.pt), or a file that you have "
     "downloaded: Kestrel ships no weights (docs/weights.md)"
 )
 
+RGB = 3  # channels of the images
 # files that val.py and detect.py run, but that are not trained
 EXPORTED = (*(each.file_suffix for each in FORMATS.values()), ".engine")
 # of other projects: whether a file is such a checkpoint, and its reader
@@ -48,7 +49,7 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
     head: the output that it decodes, of a head that has several; "" for its first. Of another
     project's checkpoint, the only entry is `names`, the class names. Raises ValueError if the file
     does not exist, is not a checkpoint, or holds weights that do not fit its table or are not
-    finite, or if its head has no such output.
+    finite, if it does not take RGB images, or if its head has no such output.
     """
     require_checkpoint(path)
     try:
@@ -59,6 +60,12 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
     else:
         detector = _own_detector(path, saved)
 
+    channels = detector.table["ch"]
+    if channels != RGB:
+        raise ValueError(
+            f"{printable(path)}: takes images of {counted(channels, 'channel')}; only models of "
+            f"{RGB} channels (RGB) can be used"
+        )
     try:
         detector.choose_output(head)
     except ValueError as error:

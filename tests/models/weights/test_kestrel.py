@@ -53,6 +53,14 @@ def test_fitted_anchors_survive_saving(model, tmp_path):
     assert loaded.head.anchors_px.equal(model.head.anchors_px)
 
 
+def test_load_detector_rejects_images_of_other_channels(tiny_model, tmp_path):
+    """A model for gray images would stop in its first convolution."""
+    gray = build_model(tiny_model, 3, channels=1)
+    sentence = r"a\.pt: takes images of 1 channel; only models of 3 channels \(RGB\) can be used$"
+    with pytest.raises(ValueError, match=sentence):
+        load_detector(save_detector(tmp_path / "a.pt", gray))
+
+
 @pytest.mark.parametrize("table", [None, 7, [], {}, {"nc": 3}, "yolov5n.yaml"])
 def test_load_detector_rejects_invalid_table(model, tmp_path, table):
     with pytest.raises(ValueError, match=r"a\.pt: its weights do not fit its table \("):
