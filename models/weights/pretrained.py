@@ -75,7 +75,7 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
         where = f"Its authors publish it at {source.url}"
         if source.digits:
             return f"{where}: train.py and val.py fetch it with --download"
-        return f"{where}: download it, and give its path to --weights"
+        return f"{where}: download it, and give its path"
 
     # The same name with another suffix, or in other case; or only the name of its model.
     stem = path.stem.casefold()
@@ -83,7 +83,7 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     for name, source in sources.items():
         if Path(name).stem == stem or (is_model and name.startswith(f"{stem}_")):
             where = f"Its authors publish {name} at {source.url}"
-            return f"{where}: download it, and give its path to --weights"
+            return f"{where}: download it, and give its path"
     return ""
 
 

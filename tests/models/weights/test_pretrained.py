@@ -58,13 +58,11 @@ def test_missing_weights_answer_where_their_authors_publish_them(tmp_path):
     assert str(error.value) == (
         f"{tmp_path}/yolox_s.pth: cannot be read as a checkpoint: No such file. Its authors "
         f"publish it at {url}: "
-        "download it, and give its path to --weights"
+        "download it, and give its path"
     )
     assert where_published(tmp_path / "yolox_q.pth") == ""
     for name in ("yolox_s", "yolox_s.pt", "YOLOX_S.pth"):
-        answer = (
-            f"Its authors publish yolox_s.pth at {url}: download it, and give its path to --weights"
-        )
+        answer = f"Its authors publish yolox_s.pth at {url}: download it, and give its path"
         assert where_published(tmp_path / name) == answer
 
 
