@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.report import add_report_flags, file_report, table, versions
 from benchmarks.trainings.run import ROOT, last_line
 from models.table import model_names
-from tests.support.overfitting import IMAGES, SIDE, draw_shapes, write_plain_hyp
+from tests.support.overfitting import IMAGES, WIDTH, draw_shapes, write_plain_hyp
 from utils.files.writers import write_json
 from utils.printable import did_you_mean, printable
 from utils.terminal import FaultError, run_and_exit
@@ -58,8 +58,8 @@ def train(model: str, options: argparse.Namespace, data: Path) -> Result:
     folder = options.work / name
     log = options.work / f"{name}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
-    shared = ["--data", str(data), "--img", str(SIDE), "--workers", "0", "--device", options.device]
-    shared += ["--project", str(folder)]
+    shared = ["--data", str(data), "--img", str(WIDTH), "--workers", "0"]
+    shared += ["--device", options.device, "--project", str(folder)]
     training = ["train.py", *shared, "--cfg", model, "--name", "run", "--batch", str(IMAGES)]
     training += ["--hyp", str(write_plain_hyp(options.work, options.lr0)), "--noautoanchor"]
     training += ["--epochs", str(options.epochs), "--seed", str(options.seed)]
@@ -109,7 +109,7 @@ def report(options: argparse.Namespace, results: dict[str, Result]) -> list[str]
     return [
         "# Full sizes on eight drawn images",
         "",
-        f"{options.about}, {versions()}, {date.today()}. {SIDE} px, {settings}.",
+        f"{options.about}, {versions()}, {date.today()}. {WIDTH} px, {settings}.",
         "",
         table(["model", "parameters", "AP", "AP50", f"AP > {ENOUGH}", "seconds"], rows),
     ]

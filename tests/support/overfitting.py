@@ -7,16 +7,22 @@ What makes them quick and certain:
   IoU with it that some are never assigned anything.
 - The running statistics of BatchNorm follow the last steps. At the usual momentum of 0.03 they are
   those of the weights of thirty steps ago.
-- The last level has 9 cells. With 4, and 8 images, the unbiased variance that BatchNorm keeps is
+- The last level has 8 cells. With 4, and 8 images, the unbiased variance that BatchNorm keeps is
   3 % above the variance that it trains with, which costs 0.05 of the mean IoU.
 - AP is measured by val.py on the canvas of the training. Its usual canvas has half a stride of gray
   around the image, which a model has not seen that has learned eight images by heart.
+
+The images are twice as wide as high, and most shapes are in their right half. On square images, a
+model whose targets and predictions both have x and y swapped learns each shape at the mirrored
+place.
 """
 
 import contextlib
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -28,23 +34,35 @@ import val
 from models.table import load_model_table
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from utils.distributed.world import World
+from utils.images import letterbox
 
 ROOT = Path(__file__).parents[2]
 CPU = World(torch.device("cpu"))
 NAMES = ("0", "1", "2")  # those of authors' checkpoints without names
-SIZES = ((36, 36), (56, 24), (24, 56))  # width and height of each class, in pixels
+SIZES = ((48, 36), (68, 28), (30, 54))  # width and height of each class, in pixels
 SHAPES = (  # of each image: class, x and y of the top left corner
-    [(0, 8, 40)],
-    [(1, 20, 8), (0, 52, 52)],
-    [(2, 56, 24)],
-    [(0, 44, 4)],
-    [(1, 4, 60)],
-    [(2, 8, 8), (2, 60, 16)],
-    [(2, 28, 36)],
-    [(1, 36, 36)],
+    [(0, 74, 26)],
+    [(1, 58, 2), (0, 4, 28)],
+    [(2, 94, 6)],
+    [(0, 78, 2)],
+    [(1, 6, 34)],
+    [(2, 72, 4), (2, 16, 8)],
+    [(2, 48, 6)],
+    [(1, 56, 34)],
 )
 IMAGES = len(SHAPES)
-SIDE = 96
+WIDTH, HEIGHT = 128, 64  # pixels of an image
+
+
+def draw_image(shapes: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """Return an image uint8 [H, W, 3] in BGR; each shape has the color of its class."""
+    image = np.full((HEIGHT, WIDTH, 3), 110, np.uint8)
+    for kind, x, y in shapes:
+        width, height = SIZES[kind]
+        place = slice(y, y + height), slice(x, x + width)
+        image[place] = 0
+        image[(*place, kind)] = 255
+    return image
 
 
 def draw_shapes(root: Path, names: tuple[str, ...] = NAMES) -> Path:
@@ -55,19 +73,15 @@ def draw_shapes(root: Path, names: tuple[str, ...] = NAMES) -> Path:
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
     for number, shapes in enumerate(SHAPES):
-        image = np.full((SIDE, SIDE, 3), 110, np.uint8)
         rows = []
         for kind, x, y in shapes:
             width, height = SIZES[kind]
-            place = slice(y, y + height), slice(x, x + width)
-            image[place] = 0
-            image[(*place, kind)] = 255
-
-            center = (x + width / 2, y + height / 2)
-            shares = [pixels / SIDE for pixels in (*center, width, height)]
+            center_x = (x + width / 2) / WIDTH
+            center_y = (y + height / 2) / HEIGHT
+            size = f"{width / WIDTH:.6f} {height / HEIGHT:.6f}"
             class_id = names.index(NAMES[kind])
-            rows.append(f"{class_id} {' '.join(f'{share:.6f}' for share in shares)}\n")
-        cv2.imwrite(str(root / "images" / f"{number}.png"), image)
+            rows.append(f"{class_id} {center_x:.6f} {center_y:.6f} {size}\n")
+        cv2.imwrite(str(root / "images" / f"{number}.png"), draw_image(shapes))
         (root / "labels" / f"{number}.txt").write_text("".join(rows))
     file = root / "shapes.yaml"
     content = {"path": ".", "train": "images", "val": "images", "names": list(names)}
@@ -106,7 +120,8 @@ def overfit(folder: Path, data: Path, *flags: str, epochs: int, lr0: float) -> P
     """Train in a run folder, with a step for each epoch; return the path of best.pt."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = ["--data", str(data), "--hyp", str(write_plain_hyp(folder.parent, lr0))]
-    words += ["--epochs", str(epochs), "--imgsz", str(SIDE), "--batch-size", str(IMAGES)]
+    words += ["--epochs", str(epochs), "--batch-size", str(IMAGES)]
+    words += ["--imgsz", str(WIDTH), "--rect"]  # on canvases of the images' shape
     words += ["--device", "cpu", "--amp", "fp32", "--workers", "0", "--noautoanchor"]
     words += ["--noval", "--nosave", "--noplots", "--cache-dir", str(folder.parent / "cache")]
     words += ["--project", str(folder.parent), "--name", folder.name]
@@ -117,9 +132,10 @@ def overfit(folder: Path, data: Path, *flags: str, epochs: int, lr0: float) -> P
 
 def ap_of(weights: Path, data: Path) -> float:
     """Return the mAP50-95 of a checkpoint on the training's canvas, by val.py's own `main`."""
-    words = ["--weights", str(weights), "--data", str(data), "--imgsz", str(SIDE), "--square"]
+    words = ["--weights", str(weights), "--data", str(data), "--imgsz", str(WIDTH)]
     words += ["--device", "cpu", "--workers", "0", "--cache-dir", str(weights.parent / "cache")]
     words += ["--project", str(weights.parent), "--name", "val", "--exist-ok"]
-    with contextlib.redirect_stdout(io.StringIO()):
+    without_gray = mock.patch.object(letterbox, "EVALUATION_PAD", 0)
+    with without_gray, contextlib.redirect_stdout(io.StringIO()):
         evaluation = val.main(val.parse_args(words)[0], CPU)
     return evaluation.coco.stats["AP"]
