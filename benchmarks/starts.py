@@ -24,10 +24,12 @@ run of half the time would be better than half of this run: its learning rate fa
 AP50 are those of best.pt on the val split, by val.py.
 
 The report is written again after each training, and beside it a picture of mAP against time. What
-is done is stored in --work and is not trained again, unless its command or its data differ.
+is done is stored in --work and is not trained again, unless its command or its data differ. If a
+training fails, the others go on; the same command trains it again.
 """
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -51,15 +53,19 @@ from data.splits import read_split
 from models.table import model_names
 from models.weights.pretrained import fetch_weights, published
 from train import parse_args
-from training.settings.config import TrainConfig
+from training.settings.config import TrainConfig, flag
 from training.settings.recipe import AUTO, choose_recipe
 from training.start import check_model
+from utils.files.folders import require_writable
 from utils.printable import counted, printable
-from utils.terminal import run_and_exit
+from utils.terminal import FaultError, run_and_exit
 
 FROM_SCRATCH = ("yolov5n", "yolo11n", "yolox_nano", "yolox_tiny", "rtmdet_tiny")
 SHARES = (0.1, 0.25, 0.5, 0.75)  # of the time
-PLANNED = ("data", "seed", "cfg", "weights", "epochs", "imgsz", "patience", "project", "resume")
+PLANNED = (
+    *("data", "seed", "cfg", "weights", "epochs", "imgsz", "patience", "project", "resume"),
+    *("evolve", "resume_evolve"),
+)
 
 
 class Start(NamedTuple):
@@ -154,14 +160,21 @@ def check_starts(starts: Sequence[Start], options: argparse.Namespace) -> None:
     check_unique("seed", options.seeds)
     check_unique("data set", options.data)
     for start in starts:
-        given = command_of(start, options, 1)[2:]
-        given[given.index("{seed}")] = "0"
-        own = given[: len(given) - len(options.flags)]
-        cfg, planned = parse_args(given)[0], parse_args(own)[0]
-        for name in PLANNED:
-            if getattr(cfg, name) != getattr(planned, name):
-                raise ValueError(f"the benchmark itself gives --{name}: do not give it after --")
+        for seed in options.seeds:
+            check_command(start, seed, options)
         check_model(start.cfg, start.weights, download=False)
+
+
+def check_command(start: Start, seed: int, options: argparse.Namespace) -> None:
+    """Raise ValueError if train.py refuses a command, or the flags after -- change its plan."""
+    words = command_of(start, options, 1)[2:]
+    words[words.index("{seed}")] = str(seed)
+    own_words = words[: len(words) - len(options.flags)]
+    given, _ = parse_args(words)
+    planned, _ = parse_args(own_words)
+    for name in PLANNED:
+        if getattr(given, name) != getattr(planned, name):
+            raise ValueError(f"{flag(name)} after --: the benchmark itself plans its trainings")
 
 
 def count_images(data: str) -> int:
@@ -243,7 +256,7 @@ def report(options: argparse.Namespace, found: Mapping[Planned, Outcome]) -> lis
     """Return the lines of the report: a table and a conclusion for each data set."""
     data_sets = list(dict.fromkeys(each.training.data for each in found))
     names = display_names(data_sets)
-    minutes = f"{options.minutes:g} minutes"
+    minutes = "1 minute" if options.minutes == 1 else f"{options.minutes:g} minutes"
     machine = f"{options.about}, {counted(options.threads, 'thread')}, {versions()}"
     command = f"--minutes {options.minutes:g} --img {options.img}"
     if options.flags:
@@ -339,8 +352,8 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("flags", nargs="*", help="flags for train.py, after --")
     add_report_flags(parser)
     options = parser.parse_args(arguments)
-    if not options.minutes > 0:
-        raise ValueError(f"--minutes {options.minutes:g}: choose more than 0")
+    if not 0 < options.minutes < math.inf:
+        raise ValueError(f"--minutes {options.minutes:g}: choose a number above 0")
     if options.threads < 1:
         raise ValueError(f"--threads {options.threads}: choose 1 or more")
     if options.weights_dir and not options.weights_dir.is_dir() and not options.download:
@@ -356,17 +369,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_starts(starts, options)
     for data in options.data:
         open_data(data, download=options.download, splits=("train", "val"))
+    out = options.out or options.work / "starts.md"
+    require_writable(options.work, "--work")
+    require_writable(out.parent, "--out")
     options.work.mkdir(parents=True, exist_ok=True)
 
     stop = stop_on_signals()
     planned = plan_all(starts, options, stop)
     print(f"{len(planned)} trainings of {options.minutes:g} minutes", flush=True)
     found: dict[Planned, Outcome] = {}
-    out = options.out or options.work / "starts.md"
+    failures: list[FaultError] = []
     for each in planned:
-        found[each] = train(each.training, options.work, options.threads, stop)
+        try:
+            found[each] = train(each.training, options.work, options.threads, stop)
+        except FaultError as error:
+            if stop.is_set():
+                raise
+            print(error, flush=True)
+            failures.append(error)
+            continue
         file_report(report(options, found), out)
         plot([one.training for one in found], list(found.values()), out.with_suffix(".png"))
+    if failures:
+        failed = counted(len(failures), "training")
+        raise FaultError(f"{failed} failed, the first one: {failures[0]}")
 
 
 if __name__ == "__main__":

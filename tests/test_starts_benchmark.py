@@ -107,7 +107,8 @@ def test_default_starts_are_trained_from_scratch_and_from_published_files(tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--minutes 0", "^--minutes 0: choose more than 0$"),
+        ("--minutes 0", "^--minutes 0: choose a number above 0$"),
+        ("--minutes inf", "^--minutes inf: choose a number above 0$"),
         ("--minutes 1 --threads 0", "^--threads 0: choose 1 or more$"),
         ("--minutes 1 --weights-dir no-such", "^--weights-dir no-such: there is no such folder$"),
         (
@@ -116,7 +117,13 @@ def test_default_starts_are_trained_from_scratch_and_from_published_files(tmp_pa
         ),
         (
             "--minutes 1 --start a=yolov5n.yaml -- --epochs 3",
-            "^the benchmark itself gives --epochs",
+            "^--epochs after --: the benchmark itself plans its trainings$",
+        ),
+        ("--minutes 1 --start a=yolov5n.yaml -- --evolve 3", "^--evolve after --: the benchmark"),
+        ("--minutes 1 --start a=yolov5n.yaml --seeds 0 -1", "^--seed -1: choose 0 to "),
+        (
+            f"--minutes 1 --start a=yolov5n.yaml --work {__file__}",
+            "^--work .*test_starts_benchmark.py: .* is not a folder$",
         ),
         ("--minutes 1 --start a=no-such.yaml", "^no model 'no-such.yaml'"),
         ("--minutes 1 --start a=:no-such.pth", "no-such.pth"),
@@ -156,6 +163,26 @@ def test_report_has_the_best_start_first_and_its_ap_over_time():
     assert rows[2] == f"| b | 2 | 90 | 10.0 | 0.000 | 0.305 | 0.488 | 0.488 | {mean_of_b} |"
     assert rows[3].startswith("| a | 2 | 30 | 10.0 | 0.000 | 0.205 ")
     assert lines[-1] == "Best start at 10 minutes: b, AP 0.610 ± 0.014 (2 seeds)"
+
+
+def test_training_that_fails_does_not_stop_the_others(tmp_path, tiny_data, monkeypatch, capsys):
+    """The report has the other one, and the benchmark ends with the first failure."""
+
+    def train(training: Training, *_: object) -> Outcome:
+        if training.program == "a":
+            raise FaultError("a ended with 1: out of memory")
+        return outcome(0.5, 60.0)
+
+    monkeypatch.setattr(starts, "train", train)
+    monkeypatch.setattr(starts, "plan", lambda *_: (3, Pace(1.0, 1.0)))
+    monkeypatch.setattr(starts, "plot", lambda *_: None)
+    words = ["--data", str(tiny_data), "--minutes", "1", "--work", str(tmp_path)]
+    words += ["--start", "a=yolov5n.yaml", "--start", "b=yolov5n.yaml"]
+    with pytest.raises(FaultError, match=r"^1 training failed, the first one: a ended with 1: out"):
+        starts.main(words)
+    printed = capsys.readouterr().out
+    assert "a ended with 1: out of memory" in printed
+    assert "Best start at 1 minute: b, AP 0.500" in printed
 
 
 @pytest.mark.slow
