@@ -43,11 +43,13 @@ class WithTeacher(NamedTuple):
 class Shared(NamedTuple):
     """What a model has in common with its teacher.
 
-    levels: indices of the model's levels [L]. classes: indices of its classes [K].
+    levels: indices of the model's levels [L]. classes: indices of its classes [K]. same_head: their
+    heads are of one class, so that prediction k of a cell is of the same kind in both, as anchor k.
     """
 
     levels: Sequence[int]
     classes: Sequence[int]
+    same_head: bool = True
 
 
 class Pairs(NamedTuple):
@@ -190,7 +192,7 @@ class DistillationLoss(Loss):
             ours = all_levels[level]
             if self.classes is not None:
                 ours = ours._replace(logits=ours.logits.index_select(-1, self.classes))
-            own, taught = paired(ours, theirs)
+            own, taught = paired(ours, theirs, same_head=self.shared.same_head)
             boxes.append(own.boxes_xyxy.flatten(1, 3))
             logits.append(own.logits.flatten(1, 3))
             teacher_boxes.append(taught.boxes_xyxy.flatten(1, 3))
@@ -264,14 +266,14 @@ def output_sum(pairs: Pairs) -> Tensor:
 
 
 def paired(
-    own: CellPredictions, taught: CellPredictions
+    own: CellPredictions, taught: CellPredictions, *, same_head: bool
 ) -> tuple[CellPredictions, CellPredictions]:
     """Return the predictions of a level in pairs, as many of each cell from both.
 
-    One to one if both have as many in a cell. Otherwise the best of each: the one with the highest
-    score.
+    One to one if both heads are of one class and have as many in a cell. Otherwise the best of
+    each: the one with the highest score.
     """
-    if own.logits.shape[3] == taught.logits.shape[3]:
+    if same_head and own.logits.shape[3] == taught.logits.shape[3]:
         return own, taught
     return best_of_cell(own), best_of_cell(taught)
 

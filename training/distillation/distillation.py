@@ -86,7 +86,7 @@ def open_distillation(
         model,
         lcm(max(model.strides), max(detector.strides)),
         Teacher(detector, teacher_levels, teacher_classes, dtype, world),
-        Shared(own_levels, own_classes),
+        Shared(own_levels, own_classes, type(model.head) is type(detector.head)),
     )
 
 

@@ -152,11 +152,15 @@ def test_pairs_are_one_to_one_or_of_the_best():
     boxes = torch.arange(8.0).view(1, 1, 1, 2, 4)
     two = CellPredictions(boxes, torch.tensor([[[[[0.0, 3.0], [2.0, 1.0]]]]]))
     one = CellPredictions(boxes[:, :, :, 1:], torch.tensor([[[[[1.0, 1.0]]]]]))
-    assert paired(two, two) == (two, two)
-    own, taught = paired(two, one)
+    assert paired(two, two, same_head=True) == (two, two)
+    own, taught = paired(two, one, same_head=True)
     assert own.boxes_xyxy.equal(boxes[:, :, :, :1])
     assert own.logits.tolist() == [[[[[0.0, 3.0]]]]]
     assert taught is one
+
+    # Two anchors of one head, two groups of classes of the other: the best of each.
+    for best in paired(two, two, same_head=False):
+        assert best.logits.tolist() == [[[[[0.0, 3.0]]]]]
 
 
 # The whole loss

@@ -99,6 +99,7 @@ def test_run_learns_from_its_teacher(tmp_path):
 
     criterion = distillation.add_to(build_loss(model.head, LossGains()), 2.0)
     assert isinstance(criterion, DistillationLoss)
+    assert criterion.shared.same_head
     images = torch.rand(2, 3, 64, 64)
     criterion.begin_batch(images)
     terms = criterion(model.train()(images), torch.zeros(0, 6))
@@ -147,6 +148,7 @@ def test_model_with_added_classes_teaches_all_of_them(tmp_path):
     file = saved(tmp_path, joined, ["cow", "cat", "dog"])
     distillation = open_distillation(file, model, NAMES, torch.float32, CPU, say_nothing)
     criterion = distillation.add_to(build_loss(model.head, LossGains()), 1.0)
+    assert not criterion.shared.same_head  # its predictions of a cell are not those of anchors
     images = torch.rand(2, 3, 64, 64)
     criterion.begin_batch(images)
     terms = criterion(model.train()(images), torch.zeros(0, 6))
