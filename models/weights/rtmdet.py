@@ -136,7 +136,7 @@ def load_rtmdet(path: Path) -> tuple[Detector, list[str]]:
     and in other widths by its depth: linear in tiny and s, exponential in m, l and x.
 
     Raises ValueError if the file cannot be read, or its name states another digest; if it is not
-    one of the models of models/rtmdet*.yaml in any depth and width; and if nothing tells what its
+    one of the models of models/rtmdet*.yaml, scaled in depth and width; if nothing tells what its
     distances are.
     """
     require_named_digest(path)
