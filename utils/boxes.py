@@ -41,8 +41,8 @@ def generalized_iou(boxes_xyxy: Tensor, targets_xyxy: Tensor, eps: float = 1e-6)
 
     It is the IoU minus the share of the smallest box around both that neither covers. Both inputs
     are [N, 4] in the same unit; the areas of the union and of the box around both are at least eps,
-    which prevents a division by zero. For an inverted box, whose right side is to the left of its
-    left side or whose bottom is above its top, the value is finite, without a meaning.
+    which prevents a division by zero. The area of an inverted box, whose right side is to the left
+    of its left side or whose bottom is above its top, counts as 0.
 
     Source: Rezatofighi et al., Generalized IoU (arXiv 1902.09630), algorithm 1.
 
@@ -70,8 +70,10 @@ def _overlap_and_union(boxes_xyxy: Tensor, targets_xyxy: Tensor) -> tuple[Tensor
     overlap_high = torch.minimum(high, target_high)
     overlap = _area((overlap_high - overlap_low).clamp(min=0))
 
-    area = _area(high - low)
-    target_area = _area(target_high - target_low)
+    # Else a box that is inverted in both directions has a union larger than the hull: the GIoU has
+    # no upper bound, and training inverts the box more and more.
+    area = _area((high - low).clamp(min=0))
+    target_area = _area((target_high - target_low).clamp(min=0))
     return overlap, area + target_area - overlap
 
 

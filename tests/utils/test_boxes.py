@@ -64,6 +64,17 @@ def test_generalized_iou_by_hand_and_by_torchvision():
     assert generalized_iou(ours[:0], theirs[:0]).shape == (0,)
 
 
+def test_generalized_iou_of_inverted_boxes_has_the_bounds_of_others():
+    """The first one lies in the target: 0 - (64 - 64) / 64. A wider one is not better."""
+    target = torch.tensor([[0.0, 0, 8, 8]])
+    for boxes in ([[4.0, 4, 2, 2]], [[1000.0, 1000, -1000, -1000]]):
+        assert generalized_iou(torch.tensor(boxes), target).tolist() == [0]
+    corners = torch.rand(500, 4, generator=torch.Generator().manual_seed(0)) * 20 - 6
+    giou = generalized_iou(corners, target.expand(500, 4))
+    assert giou.min() >= -1
+    assert giou.max() <= 1
+
+
 def test_generalized_iou_of_empty_and_inverted_boxes_is_finite():
     boxes = torch.tensor([[1.0, 1, 1, 1], [4, 4, 2, 2], [4, 0, 2, 2]], requires_grad=True)
     giou = generalized_iou(boxes, torch.tensor([[1.0, 1, 1, 1], [0, 0, 8, 8], [0, 0, 8, 8]]))

@@ -148,6 +148,16 @@ def test_output_of_two_pairs():
     assert found.item() == pytest.approx(0.5 * 1.25 + math.log(2) / 64, rel=1e-5)
 
 
+def test_inverted_box_of_the_model_costs_as_much_as_one_that_misses():
+    """Linear distances may be negative. Inside the teacher's box the GIoU is 0, however wide."""
+    teacher_boxes = torch.tensor([[[0.0, 0, 8, 8]]])
+    zero = torch.zeros(1, 1, 1)
+    for side in (1.0, 1000.0):
+        boxes = torch.tensor([[[4 + side, 4 + side, 4 - side, 4 - side]]])
+        found = output_sum(Pairs(boxes, zero, teacher_boxes, zero))
+        assert found.item() == pytest.approx(0.5)
+
+
 def test_pairs_are_one_to_one_or_of_the_best():
     boxes = torch.arange(8.0).view(1, 1, 1, 2, 4)
     two = CellPredictions(boxes, torch.tensor([[[[[0.0, 3.0], [2.0, 1.0]]]]]))
