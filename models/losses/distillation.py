@@ -124,10 +124,8 @@ class DistillationLoss(Loss):
         self.teach = teach
         self.taught: Taught | None = None
 
-        classes: Tensor | None = None
-        if list(shared.classes) != list(range(head.num_classes)):
-            device = next(head.parameters()).device
-            classes = torch.tensor(shared.classes, device=device)
+        device = next(head.parameters()).device
+        classes = indices_of_some(shared.classes, head.num_classes, device)
         self.register_buffer("classes", classes, persistent=False)  # [K]
 
     @classmethod
@@ -189,9 +187,7 @@ class DistillationLoss(Loss):
         teacher_boxes = []
         teacher_logits = []
         for level, theirs in zip(self.shared.levels, raw.taught.cells, strict=True):
-            ours = all_levels[level]
-            if self.classes is not None:
-                ours = ours._replace(logits=ours.logits.index_select(-1, self.classes))
+            ours = of_classes(all_levels[level], self.classes)
             own, taught = paired(ours, theirs, same_head=self.shared.same_head)
             boxes.append(own.boxes_xyxy.flatten(1, 3))
             logits.append(own.logits.flatten(1, 3))
@@ -230,6 +226,22 @@ class DistillationLoss(Loss):
         """Return the sum of the terms, those of the main loss weighted as it does."""
         of_main = {name: terms[name] for name in self.main.terms}
         return self.main.weighted_sum(of_main) + terms["feature"] + terms["output"]
+
+
+def indices_of_some(
+    classes: Sequence[int], num_classes: int, device: torch.device
+) -> Tensor | None:
+    """Return classes [K] as a tensor, for `of_classes`; None if they are all, in their order."""
+    if list(classes) == list(range(num_classes)):
+        return None
+    return torch.tensor(classes, device=device)
+
+
+def of_classes(cells: CellPredictions, classes: Tensor | None) -> CellPredictions:
+    """Return predictions with the logits of some classes, as `indices_of_some` returns them."""
+    if classes is None:
+        return cells
+    return cells._replace(logits=cells.logits.index_select(-1, classes))
 
 
 def channel_divergence(own: Tensor, taught: Tensor) -> Tensor:

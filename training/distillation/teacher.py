@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
-from models.losses.distillation import Taught
+from models.losses.distillation import Taught, indices_of_some, of_classes
 from utils.distributed.replica import Replica
 from utils.distributed.world import World
 
@@ -38,10 +38,7 @@ class Teacher:
         detector.to(dtype).to(memory_format=torch.channels_last).to(world.device)
         self.detector = detector
         self.levels = levels
-        all_classes = list(classes) == list(range(detector.num_classes))
-        self.classes: Tensor | None = None
-        if not all_classes:
-            self.classes = torch.tensor(classes, device=world.device)
+        self.classes = indices_of_some(classes, detector.num_classes, world.device)
         self.replica = Replica(_WithMaps(detector), world)
 
     @torch.no_grad()
@@ -53,12 +50,8 @@ class Teacher:
         maps = []
         cells = []
         for level in self.levels:
-            of_level = all_cells[level]
-            if self.classes is not None:
-                logits = of_level.logits.index_select(-1, self.classes)
-                of_level = of_level._replace(logits=logits)
             maps.append(all_maps[level])
-            cells.append(of_level)
+            cells.append(of_classes(all_cells[level], self.classes))
         return Taught(maps, cells)
 
 
