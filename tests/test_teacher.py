@@ -13,6 +13,7 @@ import yaml
 
 import train
 from models import build_model
+from models.loading import load_backend
 from models.weights.kestrel import load_detector
 from tests.support.launching import forked, free_port, rank_environment, small_run_flags
 from tests.support.micro_tables import write_micro_table
@@ -95,6 +96,25 @@ def test_model_of_the_next_run_does_not_inherit_the_projections(run, tmp_path):
         train.main(train.parse_args(words)[0], SINGLE_PROCESS)
         table = checkpoint_file.load(tmp_path / name / "weights" / "last.pt")["table"]
         assert ("distillation" in table) == (name == "taught")
+
+
+def test_image_size_for_the_stride_of_the_teacher_is_that_of_val(run, micro_model, tmp_path):
+    """The model's stride is 32, the teacher's 64: 96 px become 128, and so do those of val.py."""
+    table = {
+        "depth_multiple": 1.0,
+        "width_multiple": 1.0,
+        "backbone": [[-1, 1, "Conv", [8, 3, 8]], [-1, 1, "Conv", [8, 3, 8]]],
+        "head": [[[0, 1], 1, "DistanceDetect", ["nc"]]],
+    }
+    model = build_model(table, 3)
+    file = tmp_path / "stride64.pt"
+    checkpoint_file.save(file, {"table": model.table, "names": NAMES, "model": model.state_dict()})
+    data = run.parent / "data" / "rectangles.yaml"
+    words = small_run_flags(data, micro_model, tmp_path, "--teacher", str(file), "--imgsz", "96")
+    train.main(train.parse_args(words)[0], SINGLE_PROCESS)
+    best = load_backend(tmp_path / "exp" / "weights" / "best.pt", torch.device("cpu"))
+    assert best.image_size == 128
+    assert best.backend.stride == 32
 
 
 @pytest.mark.skipif(

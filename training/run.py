@@ -169,8 +169,8 @@ class Run:
             images: the training images, where they are read from.
             model: on this process's device, to measure --batch-size -1 with a copy of it.
             trained: the trained weights that a new run starts from, None for random ones.
-            distillation: what a teacher adds to the loss.
-            image_size: in pixels, a multiple of the model's largest stride.
+            distillation: what a teacher adds to the loss and to the stride.
+            image_size: in pixels, a multiple of the largest stride of the model and its teacher.
             precision: of the forward pass.
 
         Raises ValueError if the processes' choices differ, no batch fits in memory, or there are
@@ -203,11 +203,15 @@ class Run:
             batch = replace(batch, size=size)
         batch = batch.limited_to(data.draws.least_per_pass, say)
 
+        # val.py and detect.py will know nothing of the teacher, and would round to less.
+        imgsz = image_size if distillation.enlarges_stride else self.config.imgsz
+
         # stored in the checkpoint: another number of processes resumes with the same batch size,
         # and other files with the same classes and weights
         self.config = replace(
             self.config,
             batch_size=batch.size,
+            imgsz=imgsz,
             classes=tuple(data.chosen_words),
             class_weights=self._class_weights(data, say),
         )

@@ -31,6 +31,7 @@ from tests.support.thread_ranks import run_ranks, thread_worlds
 from training import run as run_module
 from training.checkpoints.restart import MARKS, launcher_mark
 from training.checkpoints.status import write_status
+from training.distillation.distillation import Distillation
 from training.run import open_run
 from training.settings.config import LISTS, TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
@@ -160,7 +161,8 @@ def opened(cfg, world=None, *, find_data=never, find_hyp=never, check_model=lamb
 
 def resolve(run, data=None, trained=None, *, say=never):
     """The final settings of a run of a data set, whose images are not read."""
-    model = images = distillation = None  # only needed to measure a batch
+    model = images = None  # only needed to measure a batch
+    distillation = Distillation(model, stride=32)
     cfg, hyp, batch = run.resolve_settings(
         data or FakeData(),
         images,

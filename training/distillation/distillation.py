@@ -31,6 +31,11 @@ class Distillation:
     teacher: Teacher | None = None
     shared: Shared | None = None
 
+    @property
+    def enlarges_stride(self) -> bool:
+        """Whether the teacher needs image sides that the model alone does not."""
+        return self.teacher is not None and self.stride != max(self.model.strides)
+
     def add_to(self, criterion: Loss, gain: float) -> Loss:
         """Return the loss with the terms of distillation, or as it is without a teacher.
 
