@@ -115,6 +115,7 @@ class FakeData:
     reports: dict = field(default_factory=dict)
     unit: str = "image"
     names: list = field(default_factory=lambda: list(NAMES))
+    unlabeled: int = 0  # classes of a model that --add-classes extends
     digests: dict = field(default_factory=lambda: {"train": "abc", "val": "def"})
     labels: dict = field(default_factory=lambda: {"train": range(200), "val": range(9)})  # images
     chosen_words: tuple = ()
