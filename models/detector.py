@@ -520,7 +520,7 @@ def build_joined_head(
         part, _ = build_layer(row, in_channels, strides, {**table, "nc": classes})
         parts.append(part)
     info = LayerInfo(row.position, row.sources, 1, 0, row.module, [list(in_channels), *row.args])
-    return JoinedHead(parts), info
+    return JoinedHead(parts, in_channels), info
 
 
 def stack(

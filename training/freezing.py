@@ -11,13 +11,14 @@ from models.heads import JoinedHead
 def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     """Freeze layers and return them.
 
-    Of a model with a joined head (--add-classes) all are frozen but the newest head.
+    Of a model with a joined head (--add-classes) all are frozen but the newest head, and its
+    adapter if it has one.
 
     layers: their indices, or a single number N for the first N. Raises ValueError for a layer that
     the model does not have, and if no parameter is left to train.
     """
     if isinstance(model.head, JoinedHead):
-        frozen = [*model.layers[: model.head_position], *model.head.heads[:-1]]
+        frozen = [*model.layers[: model.head_position], *model.head.older]
         for layer in frozen:
             layer.requires_grad_(False)
         return frozen

@@ -29,6 +29,7 @@ class AnchorBasedHead(Head):
     """
 
     fitted = ("anchors_px",)
+    is_one_layer = True
 
     anchors_px: Tensor
 

@@ -65,6 +65,7 @@ class Head(Layer, ABC):
     fitted: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()  # the names of alternative predictions, if any
     needs_nms: bool = True  # whether several predictions find the same box
+    is_one_layer: bool = False  # whether a single convolution reads each map
     constants: int = 0  # fixed numbers that published totals count as parameters
 
     def __init__(self, num_classes: int, strides: Sequence[Fraction]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from models.heads.adapters import MapAdapters
 from models.heads.base import CellPredictions, Head, Raw
 
 OTHER_CLASSES = -30.0  # logit of another part's classes in `predict_cells`: a score of 1e-13
@@ -22,15 +23,23 @@ class JoinedHead(Head):
     A table with `class_groups` has it as its last row. The parts share nothing but the maps that
     they read, so what one of them predicts does not depend on the others.
 
+    The maps were trained for the classes of the first part. If its kind is one layer, which can
+    only weigh what they contain, each later part has an adapter, which turns them into maps for its
+    own classes.
+
     parts: in the order of their classes, of one class, with equal arguments but for the number of
-    classes.
+    classes. in_channels: of each map.
     """
 
-    def __init__(self, parts: Sequence[Head]) -> None:
+    def __init__(self, parts: Sequence[Head], in_channels: Sequence[int]) -> None:
         first = parts[0]
         strides = [Fraction(stride) for stride in first.strides]
         super().__init__(sum(part.num_classes for part in parts), strides)
         self.parts = nn.ModuleList(parts)
+        self.adapters = nn.ModuleList()
+        for part in parts[1:]:
+            adapter = MapAdapters(in_channels) if part.is_one_layer else nn.Identity()
+            self.adapters.append(adapter)
         fitted: list[str] = []
         for number, part in enumerate(parts):
             fitted += [f"parts.{number}.{key}" for key in part.fitted]
@@ -41,6 +50,11 @@ class JoinedHead(Head):
     def heads(self) -> list[Head]:
         """The parts."""
         return [part for part in self.parts if isinstance(part, Head)]
+
+    @property
+    def older(self) -> list[nn.Module]:
+        """All parts and adapters but the newest, which are not trained."""
+        return [*self.parts[:-1], *self.adapters[:-1]]
 
     @property
     def first_classes(self) -> list[int]:
@@ -57,7 +71,11 @@ class JoinedHead(Head):
 
     def forward(self, maps: list[Tensor]) -> tuple[Raw, ...]:
         """Return the raw predictions of each part."""
-        return tuple(part(maps) for part in self.parts)
+        first, *later = self.parts
+        raw = [first(maps)]
+        for part, adapter in zip(later, self.adapters, strict=True):
+            raw.append(part(adapter(maps)))
+        return tuple(raw)
 
     def decode(self, raw: Sequence[Raw]) -> tuple[Tensor, Tensor]:
         """Return boxes_xyxy [B, N, 4] in pixels and scores [B, N, C] in [0, 1], both float32.
@@ -103,7 +121,9 @@ class JoinedHead(Head):
 
     def split_classes(self, key: str, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what the part does that has this tensor; the rows are of the part's classes."""
-        _, number, own_key = key.split(".", 2)
+        kind, number, own_key = key.split(".", 2)
+        if kind == "adapters":
+            return values, None
         return self.heads[int(number)].split_classes(own_key, values)
 
     def choose_output(self, name: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.detector import Detector, check_shapes
 from models.heads import Head, JoinedHead
@@ -97,9 +97,9 @@ def transfer(
 def with_added_classes(old: Detector, count: int) -> Detector:
     """Return a detector that has the classes of `old`, and `count` new ones after them.
 
-    It has the weights of `old`, bit for bit, and another head for the new classes. That starts from
-    the weights of the first old head that tell where boxes are; the others are random. An auxiliary
-    branch and projections are left out.
+    It has the weights of `old`, bit for bit, and another head for the new classes, with an adapter
+    if the kind of head is one layer. The head starts from the weights of the first old head that
+    tell where boxes are; the others are random. An auxiliary branch and projections are left out.
 
     Raises ValueError if the head of `old` cannot be built with another number of classes.
     """
@@ -115,6 +115,9 @@ def with_added_classes(old: Detector, count: int) -> Detector:
     parts = _separate(model.head)
     for own_part, given_part in zip(parts[:-1], _separate(old.head), strict=True):
         own_part.load_state_dict(given_part.state_dict())
+    adapters = _adapters(model.head)
+    for own_adapter, given_adapter in zip(adapters[:-1], _adapters(old.head), strict=True):
+        own_adapter.load_state_dict(given_adapter.state_dict())
 
     copy_box_rows(parts[-1], parts[0])
     return model
@@ -123,6 +126,11 @@ def with_added_classes(old: Detector, count: int) -> Detector:
 def _separate(head: Head) -> list[Head]:
     """Return the heads of a joined head, or the only one."""
     return head.heads if isinstance(head, JoinedHead) else [head]
+
+
+def _adapters(head: Head) -> list[nn.Module]:
+    """Return the adapters of a joined head, none of others."""
+    return list(head.adapters) if isinstance(head, JoinedHead) else []
 
 
 def _heads(detector: Detector) -> dict[str, Head]:

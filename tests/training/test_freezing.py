@@ -58,12 +58,14 @@ def test_all_but_the_newest_head_is_frozen(model):
     extended = with_added_classes(model, 1)
     set_training(extended, freeze(extended, [0]))
     training = {name for name, module in extended.named_modules() if module.training}
-    newest = f"layers.{extended.head_position}.parts.1"
+    head = f"layers.{extended.head_position}"
+    newest = (f"{head}.parts.1", f"{head}.adapters.0")
     assert training - {name for name in training if name.startswith(newest)} == {
         "",
         "layers",
-        newest.removesuffix(".parts.1"),
-        newest.removesuffix(".1"),
+        head,
+        f"{head}.parts",
+        f"{head}.adapters",
     }
     trained = {name for name, value in extended.named_parameters() if value.requires_grad}
     assert trained == {name for name, _ in extended.named_parameters() if name.startswith(newest)}

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from models import Detector, build_model
-from models.heads import JoinedHead
+from models.heads import AnchorBasedHead, JoinedHead
+from models.heads.adapters import MapAdapters
 from models.loading import load_backend
 from models.nms import non_max_suppression
 from models.table import read_table, resolve
 from models.weights.kestrel import load_detector
 from models.weights.transfer import transfer, with_added_classes
 from tests.support.exporting import MICRO, lively_detector, micro_table, save_checkpoint
+from training.freezing import freeze
 from utils.nested import tensors_in
 
 NAMES = ["disc", "square", "bar"]
@@ -73,6 +75,43 @@ def test_old_predictions_are_equal_to_the_bit(old):
             assert not scores[:, count:, :3].any()
     assert before.shape[1] * 3 == detect(model)[0].shape[1]
     assert scores_before.amax() > 0.3  # the comparison is one of boxes that are found
+
+
+def test_only_heads_of_one_layer_have_adapters(old):
+    model = with_added_classes(old, 1)
+    count = sum(values.numel() for values in model.head.adapters.parameters())
+    assert (count > 0) == (type(old.head) is AnchorBasedHead)
+
+
+def test_adapter_adds_nothing_at_first_and_leaves_older_parts_alone():
+    """The new head alone, on the maps that the old one reads, is the other route."""
+    old = confident_detector("anchor-based")
+    model = with_added_classes(old, 1).eval()
+    assert isinstance(model.head, JoinedHead)
+    adapter = model.head.adapters[0]
+    assert isinstance(adapter, MapAdapters)
+    maps = [torch.rand(2, block.out_channels, 8, 8) for block in adapter.blocks]
+    with torch.inference_mode():
+        alone = model.head.heads[1](maps)
+        joined = model.head(maps)
+    assert all(map(torch.equal, joined[1], alone))
+
+    # As after a training, which changes the scale of the last normalization.
+    for values in adapter.state_dict().values():
+        values.add_(1)
+    with torch.inference_mode():
+        trained = model.head(maps)
+    assert all(map(torch.equal, trained[0], joined[0]))
+    assert not any(map(torch.equal, trained[1], joined[1]))
+
+    # A third group keeps the adapter of the second, and trains its own.
+    more = with_added_classes(model, 2).eval()
+    with torch.inference_mode():
+        raw = more.head(maps)
+    assert all(map(torch.equal, [*raw[0], *raw[1]], [*trained[0], *trained[1]]))
+    freeze(more, [])
+    for name, values in more.head.named_parameters():
+        assert values.requires_grad == name.startswith(("parts.2.", "adapters.1."))
 
 
 def test_no_images(old):
