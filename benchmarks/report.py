@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -49,11 +50,14 @@ def table_row(cells: Sequence[object]) -> str:
 def spread(values: Sequence[float]) -> str:
     """Return the mean and, of two or more values, the standard deviation.
 
-    >>> spread([0.25, 0.75]), spread([0.5])
-    ('0.500 ± 0.354', '0.500')
+    It is "nan" if a value is NaN, of which Python 3.11's `stdev` has none.
+
+    >>> spread([0.25, 0.75]), spread([0.5]), spread([float("nan"), 0.5])
+    ('0.500 ± 0.354', '0.500', 'nan')
     """
     text = f"{mean(values):.3f}"
-    return f"{text} ± {stdev(values):.3f}" if len(values) > 1 else text
+    has_deviation = len(values) > 1 and not any(map(isnan, values))
+    return f"{text} ± {stdev(values):.3f}" if has_deviation else text
 
 
 def versions() -> str:
