@@ -381,37 +381,52 @@ def combine_members(
     augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if a
     model lacks classes of the data set.
     """
-    first = members[0]
-    all_names = dataset.spec.names
-    has_all = sorted(first.names) == sorted(all_names)
-
-    chosen = dataset.chosen_names
-    names: Sequence[str] | None = chosen
-    class_ids: Sequence[int] | None = None
-    if dataset.single_class and (dataset.chosen is None or first.single_class):
-        # All classes of a model are merged, so they may have any names.
-        names = None
-    elif has_all and not dataset.single_class:
-        names = all_names
-        class_ids = dataset.chosen
-    elif set(chosen) < set(first.names) and not dataset.single_class:
-        # The data have some classes of the model, such as those from before --add-classes.
-        names = [*chosen, *(name for name in first.names if name not in chosen)]
-        class_ids = range(len(chosen))
+    names, class_ids = required_classes(members[0], dataset)
+    file, all_names = str(dataset.file), dataset.spec.names
     try:
-        what = str(dataset.file)
-        combined = combine(paths, members, names, what, augment=augment, among=all_names)
+        combined = combine(paths, members, names, file, augment=augment, among=all_names)
     except ValueError as error:
-        if dataset.chosen is None and set(first.names) < set(all_names):
-            words = shlex.join(first.names)
-            raise ValueError(f"{error}; to use these of the data: --classes {words}") from None
-        # Classes that are called by their numbers: their names were a flag of the training.
-        trained = first.names
-        numbered = all(name.isdecimal() for name in dataset.names)
-        if not numbered or len(dataset.names) > len(trained):
+        advice = class_flags(members[0], dataset)
+        if not advice:
             raise
-        raise ValueError(f"{error}; give the names: --names {shlex.join(trained)}") from None
+        raise ValueError(f"{error}; {advice}") from None
     return (MergedClasses(combined) if dataset.single_class else combined), class_ids
+
+
+def required_classes(
+    model: LoadedModel, dataset: Dataset
+) -> tuple[Sequence[str] | None, Sequence[int] | None]:
+    """Return the classes that a model must have, and which of them the data have.
+
+    The names are None if a model may have any, the indices if the data have all of the names.
+    """
+    chosen = dataset.chosen_names
+    if dataset.single_class:
+        # Merged classes of a model may have any names, but for data of which some are chosen.
+        merges_all = dataset.chosen is None or model.single_class
+        return (None if merges_all else chosen), None
+
+    all_names = dataset.spec.names
+    if sorted(model.names) == sorted(all_names):
+        return all_names, dataset.chosen
+
+    if set(chosen) < set(model.names):
+        # The data have some classes of the model, such as those from before --add-classes.
+        others = [name for name in model.names if name not in chosen]
+        return [*chosen, *others], range(len(chosen))
+    return chosen, None
+
+
+def class_flags(model: LoadedModel, dataset: Dataset) -> str:
+    """Return which flag would make the data's classes those of a model; "" if there is none."""
+    if dataset.chosen is None and set(model.names) < set(dataset.spec.names):
+        return f"to use these of the data: --classes {shlex.join(model.names)}"
+
+    # Classes that are called by their numbers: their names were a flag of the training.
+    numbered = all(name.isdecimal() for name in dataset.names)
+    if numbered and len(dataset.names) <= len(model.names):
+        return f"give the names: --names {shlex.join(model.names)}"
+    return ""
 
 
 def choose_canvas(

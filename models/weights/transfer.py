@@ -1,7 +1,7 @@
 """Copy weights from one detector to another."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -110,27 +110,19 @@ def with_added_classes(old: Detector, count: int) -> Detector:
     model = Detector(table)
 
     # The old model. Its head, unless it is joined already, becomes the first part.
-    for own, given in zip(model.layers[:-1], old.layers, strict=False):
-        own.load_state_dict(given.state_dict())
-    parts = _separate(model.head)
-    for own_part, given_part in zip(parts[:-1], _separate(old.head), strict=True):
-        own_part.load_state_dict(given_part.state_dict())
-    adapters = _adapters(model.head)
-    for own_adapter, given_adapter in zip(adapters[:-1], _adapters(old.head), strict=True):
-        own_adapter.load_state_dict(given_adapter.state_dict())
+    joined = cast(JoinedHead, model.head)
+    kept = [*model.layers[:-1], *joined.older]
+    given = [*old.layers[: old.head_position], *_parts_and_adapters(old.head)]
+    for own_module, given_module in zip(kept, given, strict=True):
+        own_module.load_state_dict(given_module.state_dict())
 
-    copy_box_rows(parts[-1], parts[0])
+    copy_box_rows(joined.heads[-1], joined.heads[0])
     return model
 
 
-def _separate(head: Head) -> list[Head]:
-    """Return the heads of a joined head, or the only one."""
-    return head.heads if isinstance(head, JoinedHead) else [head]
-
-
-def _adapters(head: Head) -> list[nn.Module]:
-    """Return the adapters of a joined head, none of others."""
-    return list(head.adapters) if isinstance(head, JoinedHead) else []
+def _parts_and_adapters(head: Head) -> list[nn.Module]:
+    """Return the parts of a joined head and then its adapters, or the only head."""
+    return [*head.parts, *head.adapters] if isinstance(head, JoinedHead) else [head]
 
 
 def _heads(detector: Detector) -> dict[str, Head]:
