@@ -161,8 +161,10 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     more = data.with_name("more.yaml")
     more.write_text("path: .\ntrain: images\nval: images\nnames: [red, teal, ruby]\n")
     words = f"--epochs 1 --data {more} --classes teal --weights {one}/weights/best.pt --name more"
-    run(flags(*words.split(), "--class-weights", "auto"))
+    run(flags(*words.split(), "--class-weights", f"{OLD[0]}=2", "teal=3"))
     said = capsys.readouterr().out
+    assert "--class-weights: teal 3\n" in said
+    assert f"--class-weights: no effect on {OLD[0]}, which the old model finds" in said
     assert "6 old classes + 1 new one; trained are the " in said
     assert "--ignore-old 0.5" in said
     model, saved = load_detector(folder / "more" / "weights" / "best.pt")

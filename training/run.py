@@ -1,5 +1,6 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from training.settings.class_weights import (
     choose_class_weights,
     describe_class_weights,
     file_of,
+    weighted_classes,
 )
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
@@ -223,7 +225,12 @@ class Run:
             return ()
         words = self._choose_class_weights(self.config.class_weights, data)
         self.world.require_same("--class-weights", list(words))
-        say(describe_class_weights(words))
+        say(describe_class_weights(words[data.unlabeled :]))
+        if untrained := weighted_classes(words[: data.unlabeled]):
+            say(
+                f"--class-weights: no effect on {shlex.join(untrained)}, which the old model finds: "
+                "it is not trained"
+            )
         return words
 
     def _choose_class_weights(self, given: tuple[str, ...], data: Dataset) -> tuple[str, ...]:
