@@ -47,17 +47,17 @@ def table_row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 3) -> str:
     """Return the mean and, of two or more values, the standard deviation.
 
-    It is "nan" if a value is NaN, of which Python 3.11's `stdev` has none.
+    It is "nan" if a value is NaN, of which Python 3.11's `stdev` has none. digits: after the point.
 
     >>> spread([0.25, 0.75]), spread([0.5]), spread([float("nan"), 0.5])
     ('0.500 ± 0.354', '0.500', 'nan')
     """
-    text = f"{mean(values):.3f}"
+    text = f"{mean(values):.{digits}f}"
     has_deviation = len(values) > 1 and not any(map(isnan, values))
-    return f"{text} ± {stdev(values):.3f}" if has_deviation else text
+    return f"{text} ± {stdev(values):.{digits}f}" if has_deviation else text
 
 
 def versions() -> str:

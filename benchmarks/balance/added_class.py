@@ -105,11 +105,14 @@ def report(
     rows = []
     for name in dict.fromkeys(name for name, _ in found):
         figures = [value for (setting, _), value in found.items() if setting == name]
-        cells = [spread([each[column] for each in figures]) for column in range(len(COLUMNS))]
+        cells = [spread([each[column] for each in figures]) for column in range(len(COLUMNS) - 1)]
+        cells.append(spread([each.minutes for each in figures], digits=1))
         rows.append([name, len(figures), *(_shown(cell) for cell in cells)])
     single = []
     for (name, seed), value in found.items():
-        single.append([name, seed, *(_shown(f"{number:.4f}") for number in value)])
+        *metrics, minutes = value
+        shown = [_shown(f"{metric:.4f}") for metric in metrics]
+        single.append([name, seed, *shown, f"{minutes:.1f}"])
 
     data = name_of(options.data)
     return [
