@@ -228,8 +228,8 @@ class Run:
         say(describe_class_weights(words[data.unlabeled :]))
         if untrained := weighted_classes(words[: data.unlabeled]):
             say(
-                f"--class-weights: no effect on {shlex.join(untrained)}, which the old model finds: "
-                "it is not trained"
+                f"--class-weights: no effect on {shlex.join(untrained)}, which the old model "
+                "finds: it is not trained"
             )
         return words
 

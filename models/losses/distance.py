@@ -17,12 +17,12 @@ from models.heads.cells import cells_and_strides
 from models.heads.distance import DistanceHead, DualDistanceHead, sides_of
 from models.heads.point_distance import Levels, boxes_around
 from models.losses.base import Loss, LossGains, class_weight_table
+from models.losses.fixed_point import normalizers
 from models.losses.point_distance import (
     DistancePredictions,
     Grids,
     PointDistanceLoss,
-    fixed_point_sums,
-    normalizers,
+    target_score_sums,
 )
 from utils.boxes import complete_iou, to_cxcywh
 
@@ -230,7 +230,7 @@ class DualDistanceLoss(Loss):
         levels_of_many, levels_of_one = raw
         many = self.many.assigned(levels_of_many, targets)
         one = self.one.assigned(levels_of_one, targets)
-        return (many, one), fixed_point_sums([many.slots, one.slots])
+        return (many, one), target_score_sums([many.slots, one.slots])
 
     def compute_terms(
         self,

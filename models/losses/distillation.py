@@ -13,12 +13,10 @@ from torch import Tensor
 from models.assign.dynamic_soft_label import quality_focal
 from models.heads import CellPredictions, Head, WithAuxiliary, WithProjections
 from models.losses.base import Loss, LossGains, at_least_float32
+from models.losses.fixed_point import fixed_point_sum, normalizers
 from utils.boxes import generalized_iou
 
 FEATURE_GAIN = 1.0  # relative to the output
-# Confidences are summed as multiples of 1 / this: such sums are exact, so that the order of
-# processes does not matter.
-FIXED_POINT = 1 << 24
 
 
 class Taught(NamedTuple):
@@ -173,7 +171,7 @@ class DistillationLoss(Loss):
         main, counts = self.main.assign(raw.raw, targets)
         pairs = self._pairs(raw)
         confidences = confidence(pairs.teacher_logits)
-        confidence_sum = (confidences * FIXED_POINT).round().long().sum()
+        confidence_sum = fixed_point_sum(confidences)
         images = torch.full_like(confidence_sum, len(confidences))
         all_counts = torch.cat([counts, torch.stack([confidence_sum, images])])
         return WithPairs(main, len(counts), pairs), all_counts
@@ -216,8 +214,7 @@ class DistillationLoss(Loss):
             features.append(channel_divergence(own, taught).sum())
         feature = torch.stack(features).mean() / images
 
-        normalizer = (confidence_sum.to(feature.dtype) / FIXED_POINT).clamp(min=1)
-        output = output_sum(assignment.pairs) / normalizer
+        output = output_sum(assignment.pairs) / normalizers(confidence_sum, feature.dtype)
         terms["feature"] = feature * self.feature_gain
         terms["output"] = output * self.output_gain
         return terms

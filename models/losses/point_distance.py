@@ -17,12 +17,9 @@ from models.assign.task_aligned import ScoredAssignment
 from models.heads.cells import cells_and_strides
 from models.heads.point_distance import Levels
 from models.losses.base import Loss, at_least_float32
+from models.losses.fixed_point import fixed_point_sum, normalizers
 
 Grids = list[tuple[int, int]]  # rows and columns of each level
-
-# Target scores are summed as multiples of 1 / this: such sums are exact, so that the order of
-# processes does not matter.
-FIXED_POINT = 1 << 24
 
 
 class DistancePredictions(NamedTuple):
@@ -116,7 +113,7 @@ class PointDistanceLoss(Loss):
         raw: maps [B, H, W, S + C] per level.
         """
         predictions = self.assigned(raw, targets)
-        return predictions, fixed_point_sums([predictions.slots])
+        return predictions, target_score_sums([predictions.slots])
 
     def compute_terms(
         self, raw: Levels, targets: Tensor, assignment: DistancePredictions, counts: Tensor
@@ -202,18 +199,6 @@ class PointDistanceLoss(Loss):
         return summed + added.sum()
 
 
-def fixed_point_sums(assignments: Sequence[ScoredAssignment]) -> Tensor:
-    """Return the sum of the target scores of each assignment, as whole numbers, int64 [K].
-
-    They are multiples of 1 / FIXED_POINT, so that any number of processes has the same total.
-    """
-    sums = []
-    for each in assignments:
-        multiples = (each.target_score * FIXED_POINT).round().long()
-        sums.append(multiples.sum())
-    return torch.stack(sums)
-
-
-def normalizers(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sums of `fixed_point_sums` as numbers, at least 1, [K]."""
-    return (sums.to(dtype) / FIXED_POINT).clamp(min=1)
+def target_score_sums(assignments: Sequence[ScoredAssignment]) -> Tensor:
+    """Return the sum of the target scores of each assignment, as `fixed_point_sum`, int64 [K]."""
+    return torch.stack([fixed_point_sum(each.target_score) for each in assignments])

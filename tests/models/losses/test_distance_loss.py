@@ -15,7 +15,8 @@ from models.assign.targets import pad_targets
 from models.assign.task_aligned import ScoredAssignment
 from models.heads.distance import DistanceHead, DualDistanceHead
 from models.losses.distance import DistanceLoss, DualDistanceLoss, bin_entropy
-from models.losses.point_distance import fixed_point_sums, normalizers
+from models.losses.fixed_point import normalizers
+from models.losses.point_distance import target_score_sums
 from tests.models.assign.test_task_aligned import (
     CLASSES,
     SIDE,
@@ -326,13 +327,13 @@ def test_normalizer_is_exact_and_at_least_one():
 
     # 1/4 + 1/2 = 0.75 is raised to 1; 3 * 3/4 = 2.25 is not. Two processes with the same: twice
     # that.
-    sums = fixed_point_sums([of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)])
+    sums = target_score_sums([of_scores(0.25, 0.5, 0.0), of_scores(0.75, 0.75, 0.75)])
     assert normalizers(sums, torch.float32).tolist() == [1, 2.25]
     assert normalizers(2 * sums, torch.float32).tolist() == [1.5, 4.5]
-    assert normalizers(fixed_point_sums([of_scores()]), torch.float32).tolist() == [1]
+    assert normalizers(target_score_sums([of_scores()]), torch.float32).tolist() == [1]
     scores = torch.rand(1000, generator=torch.Generator().manual_seed(0)).tolist()
     rotated = [of_scores(*scores[i:], *scores[:i]) for i in range(0, 1000, 7)]
-    assert len(set(fixed_point_sums(rotated).tolist())) == 1
+    assert len(set(target_score_sums(rotated).tolist())) == 1
 
 
 def test_bin_entropy_by_hand():
