@@ -382,7 +382,8 @@ def combine_members(
     model lacks classes of the data set.
     """
     names, class_ids = required_classes(members[0], dataset)
-    file, all_names = str(dataset.file), dataset.spec.names
+    all_names = dataset.spec.names
+    file = str(dataset.file)
     try:
         combined = combine(paths, members, names, file, augment=augment, among=all_names)
     except ValueError as error:
@@ -402,7 +403,7 @@ def required_classes(
     """
     chosen = dataset.chosen_names
     if dataset.single_class:
-        # Merged classes of a model may have any names, but for data of which some are chosen.
+        # Where all classes of a model are merged, they may have any names.
         merges_all = dataset.chosen is None or model.single_class
         return (None if merges_all else chosen), None
 

@@ -161,10 +161,10 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     more = data.with_name("more.yaml")
     more.write_text("path: .\ntrain: images\nval: images\nnames: [red, teal, ruby]\n")
     words = f"--epochs 1 --data {more} --classes teal --weights {one}/weights/best.pt --name more"
-    run(flags(*words.split(), "--class-weights", f"{OLD[0]}=2", "teal=3"))
+    run(flags(*words.split(), "--class-weights", "auto"))
     said = capsys.readouterr().out
-    assert "--class-weights: teal 3\n" in said
-    assert f"--class-weights: no effect on {OLD[0]}, which the old model finds" in said
+    assert "--class-weights: teal 1\n" in said
+    assert "--class-weights: no effect" not in said
     assert "6 old classes + 1 new one; trained are the " in said
     assert "--ignore-old 0.5" in said
     model, saved = load_detector(folder / "more" / "weights" / "best.pt")
@@ -178,6 +178,14 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     words = f"--include torchscript --device cpu --data {more} --cache-dir {folder}/cache"
     export.run_script(["--weights", str(best), *words.split()])
     assert "boxes differ from torch" in capsys.readouterr().out
+
+
+def test_weight_of_an_old_class_is_said_to_have_no_effect(flags, capsys):
+    words = f"--epochs 1 --name weighted --class-weights {OLD[0]}=2 {NEW[0]}=3"
+    run(flags(*words.split()))
+    said = capsys.readouterr().out
+    assert f"--class-weights: {NEW[0]} 3, {NEW[1]} 1, {NEW[2]} 1\n" in said
+    assert f"--class-weights: no effect on {OLD[0]}, which the old model finds" in said
 
 
 def test_ordinary_training_starts_from_all_heads(one, folder, data, capsys):

@@ -48,7 +48,7 @@ from training.settings.class_weights import (
     choose_class_weights,
     describe_class_weights,
     file_of,
-    weighted_classes,
+    weights_in_order,
 )
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
@@ -226,7 +226,12 @@ class Run:
         words = self._choose_class_weights(self.config.class_weights, data)
         self.world.require_same("--class-weights", list(words))
         say(describe_class_weights(words[data.unlabeled :]))
-        if untrained := weighted_classes(words[: data.unlabeled]):
+
+        # Of --add-classes: those of the old model may be named, but are not trained.
+        old_classes = data.names[: data.unlabeled]
+        weights = weights_in_order(words, data.names)[: data.unlabeled]
+        untrained = [name for name, one in zip(old_classes, weights, strict=True) if one != 1]
+        if untrained:
             say(
                 f"--class-weights: no effect on {shlex.join(untrained)}, which the old model "
                 "finds: it is not trained"

@@ -105,14 +105,14 @@ def report(
     rows = []
     for name in dict.fromkeys(name for name, _ in found):
         figures = [value for (setting, _), value in found.items() if setting == name]
-        cells = [spread([each[column] for each in figures]) for column in range(len(COLUMNS) - 1)]
-        cells.append(spread([each.minutes for each in figures], digits=1))
-        rows.append([name, len(figures), *(_shown(cell) for cell in cells)])
+        *metrics, minutes = zip(*figures, strict=True)
+        shown = [_shown(spread(values)) for values in metrics]
+        rows.append([name, len(figures), *shown, spread(minutes, digits=1)])
     single = []
     for (name, seed), value in found.items():
-        *metrics, minutes = value
-        shown = [_shown(f"{metric:.4f}") for metric in metrics]
-        single.append([name, seed, *shown, f"{minutes:.1f}"])
+        *of_seed, taken = value
+        shown = [_shown(f"{metric:.4f}") for metric in of_seed]
+        single.append([name, seed, *shown, f"{taken:.1f}"])
 
     data = name_of(options.data)
     return [

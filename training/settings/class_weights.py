@@ -79,16 +79,6 @@ def describe_class_weights(words: Sequence[str]) -> str:
     return f"--class-weights: {', '.join(texts)}"
 
 
-def weighted_classes(words: Sequence[str]) -> list[str]:
-    """Return the names of the classes whose weight is not 1. words: as `weights_in_order`.
-
-    >>> weighted_classes(["cat=2.0", "big dog=1.0"])
-    ['cat']
-    """
-    parts = [word.rpartition("=") for word in words]
-    return [name for name, _, weight in parts if float(weight) != 1]
-
-
 def file_of(given: Sequence[str]) -> str:
     """Return the file that the value of --class-weights names; "" if it names none."""
     names_one = len(given) == 1 and given[0] != AUTO and _is_file(given[0])
