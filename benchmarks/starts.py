@@ -50,7 +50,7 @@ from benchmarks.trainings.tables import display_names, plot
 from data.dataset_yaml import find_data
 from data.layouts import open_data
 from data.splits import read_split
-from models.table import model_names
+from models.tables.find import model_names
 from models.weights.pretrained import fetch_weights, published
 from train import parse_args
 from training.settings.config import TrainConfig, flag

@@ -11,7 +11,8 @@ from utils.lazy_listing import lazy_listing
 
 if TYPE_CHECKING:
     from models.assign.targets import pad_targets
-    from models.detector import Detector, build_model, check_shapes, count_parameters
+    from models.build import build_model, check_shapes
+    from models.detector import Detector, count_parameters
     from models.head_registry import build_loss
     from models.highest_score import HighestScore
     from models.losses import Loss, LossGains
@@ -23,7 +24,8 @@ __all__, __getattr__ = lazy_listing(
     __name__,
     {
         "assign.targets": ["pad_targets"],
-        "detector": ["Detector", "build_model", "check_shapes", "count_parameters"],
+        "build": ["build_model", "check_shapes"],
+        "detector": ["Detector", "count_parameters"],
         "head_registry": ["build_loss"],
         "highest_score": ["HighestScore"],
         "losses": ["Loss", "LossGains"],

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 
-from models.detector import Detector, LayerInfo, check_shapes, count_gflops, count_parameters
-from models.table import load_model_table, resolve, without_auxiliary
+from models.build import check_shapes, count_gflops
+from models.detector import Detector, count_parameters
+from models.layers import LayerInfo
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
+from models.tables.rows import without_auxiliary
 from utils.printable import printable
 
 

@@ -7,13 +7,10 @@
 B images, L levels, C classes, H W pixels of the images, N predictions per image.
 """
 
-import inspect
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,53 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.blocks import LAYERS, Backbone, Layer, Level, Stack
+from models.blocks import Backbone, Layer
 from models.head_registry import HEADS
-from models.heads import Head, JoinedHead, Raw, WithAuxiliary, WithProjections
-from models.projections import Projections
-from models.recompute import recomputed
-from models.table import (
-    CHANNEL_MULTIPLE,
-    MAX_CHANNELS,
-    Anchors,
-    TableRow,
-    is_whole,
-    load_model_table,
-    parse_rows,
-    resolve,
-    scale_channels,
-    scale_number,
-    without_auxiliary,
-    without_distillation,
+from models.heads import Head, Raw, WithAuxiliary, WithProjections
+from models.heads.projections import Projections
+from models.layers import (
+    LayerInfo,
+    build_joined_head,
+    build_layer,
+    check_outputs,
+    check_sources,
+    layer_class,
+    output_stride,
 )
+from models.recompute import recomputed
+from models.tables.entries import without_distillation
+from models.tables.resolve import resolve
+from models.tables.rows import TableRow, parse_rows, without_auxiliary
 from utils.images.letterbox import Letterbox
-from utils.nested import tensors_in
-from utils.printable import excerpt
-
-# The types of value allowed for each annotation of a layer's arguments.
-KINDS: dict[Any, set[type]] = {
-    bool: {bool},
-    int: {int},
-    float: {int, float},
-    str: {str},
-}
-MAX_STRIDE = 4096  # half of the largest image side
-MAX_PARAMETERS = 1_000_000_000
-MAX_ELEMENTS = 1 << 28  # of any map, for an image of 2 x 2 cells of the coarsest level
-
-
-class LayerInfo(NamedTuple):
-    """One line of the layer table.
-
-    `number` and `args` are scaled, and `args` starts with the input's channels.
-    """
-
-    row: int
-    sources: tuple[int, ...]
-    number: int
-    parameters: int
-    module: str
-    args: list[Any]
 
 
 class Detector(nn.Module):
@@ -375,227 +343,6 @@ class Detector(nn.Module):
         return table
 
 
-def build_model(
-    cfg: str | Path | Mapping[str, Any],
-    num_classes: int,
-    *,
-    channels: int = 3,
-    anchors: Anchors | None = None,
-) -> Detector:
-    """Return a detector with newly initialized weights.
-
-    Args:
-        cfg: a name (`yolov5s.yaml`), a YAML file, or a table that is already loaded; see
-            models/table.py.
-        num_classes: C.
-        channels: of the images.
-        anchors: replaces the table's anchors, if it has any: pixels w, h, w, h, ... per level, or a
-            number of anchors per level, which are to be fitted to data.
-
-    Raises: ValueError that names the file and the wrong row.
-    """
-    table: Mapping[str, Any]
-    if isinstance(cfg, Mapping):
-        table = cfg
-        scale = None
-    else:
-        table, scale = load_model_table(cfg)
-
-    resolved = resolve(table, scale, num_classes, channels=channels, anchors=anchors)
-    check_shapes(resolved)
-    return Detector(resolved)
-
-
-def layer_class(row: TableRow) -> type[Layer]:
-    """Return the class of a row's module.
-
-    Raises: ValueError that names the row if the module is unknown.
-    """
-    if row.module in HEADS:
-        return HEADS[row.module].head
-    if row.module not in LAYERS:
-        allowed = ", ".join([*LAYERS, *HEADS])
-        raise row.error(f"unknown module '{excerpt(row.module)}'; allowed are {allowed}")
-    return LAYERS[row.module]
-
-
-def check_sources(row: TableRow, channels: Mapping[int, Any]) -> None:
-    """Raise ValueError that names the row if it reads a row in a way that it does not allow.
-
-    channels: of the output of each row above, a tuple for a row with several outputs. Only a layer
-    that chooses one of them can read that.
-    """
-    chooses = layer_class(row).chooses_output
-    for source in row.sources:
-        if source not in channels:
-            raise row.error(f"`from` names row {source}, the head")
-        has_several = isinstance(channels[source], tuple)
-        if has_several and not chooses:
-            count = len(channels[source])
-            raise row.error(
-                f"row {source} has {count} outputs: read one of them by a row "
-                f"[{source}, 1, Level, [index]], index 0 to {count - 1}"
-            )
-        if chooses and not has_several:
-            what = "the images are one map" if source == -1 else f"row {source} has one output"
-            raise row.error(f"{row.module} reads a row with several outputs, but {what}")
-
-
-def check_outputs(rows: Sequence[TableRow], layers: Iterable[Any]) -> None:
-    """Raise ValueError that names the row if no Level row reads the last of its several outputs.
-
-    The layers that only this output needs would have no gradients, for which DDP would wait.
-    """
-    read = set()
-    for row, layer in zip(rows, layers, strict=True):
-        if isinstance(layer, Level):
-            read.add((row.sources[0], layer.index))
-    for row, layer in zip(rows, layers, strict=True):
-        if layer_class(row).multi_output:
-            last = len(layer.out_channels) - 1
-            if (row.position, last) not in read:
-                raise row.error(f"no Level row reads its last output, {last}: leave that one out")
-
-
-def output_stride(layer: Any, stride: Any) -> Any:
-    """Return the stride of a layer's output; a tuple for several.
-
-    stride: of its input, a tuple for the several outputs of another row.
-    """
-    if isinstance(layer, Level):
-        return stride[layer.index]
-    if isinstance(layer.reduction, tuple):
-        return tuple(stride * reduction for reduction in layer.reduction)
-    return stride * layer.reduction
-
-
-def build_layer(
-    row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
-) -> tuple[Layer | Stack, LayerInfo]:
-    """Return the module of one row, and its line of the layer table.
-
-    in_channels, strides: of each input of the row. table: resolved.
-
-    Raises: ValueError that names the row.
-    """
-    kind = layer_class(row)
-    args = scale_args(row, kind, table)
-    number = scale_number(row.number, table["depth_multiple"])
-    check_arguments(row, kind, args)
-
-    if not kind.multi_input and len(in_channels) != 1:
-        raise row.error(f"{row.module} takes one input, got {len(in_channels)}")
-    is_single = kind.multi_input or kind.multi_output or kind.chooses_output
-    if is_single and number != 1:
-        raise row.error(f"{row.module} cannot be repeated: `number` must be 1, got {row.number}")
-
-    input_channels = list(in_channels) if kind.multi_input else in_channels[0]
-    try:
-        layer = stack(kind, input_channels, args, number, strides)
-    except TypeError as error:
-        raise row.error(f"an argument has the wrong type: {error}") from error
-    except (ValueError, RuntimeError, ArithmeticError) as error:
-        raise row.error(error) from error
-
-    info = LayerInfo(
-        row=row.position,
-        sources=row.sources,
-        number=number,
-        parameters=0,  # counted by `Detector.info`
-        module=row.module,
-        args=[input_channels, *args],
-    )
-    return layer, info
-
-
-def build_joined_head(
-    row: TableRow, in_channels: Sequence[int], strides: Sequence[Fraction], table: Mapping[str, Any]
-) -> tuple[JoinedHead, LayerInfo]:
-    """Return one head for each group of classes, joined, and the line of the layer table.
-
-    The arguments, and errors, are those of `build_layer`.
-    """
-    parts: list[Any] = []
-    for classes in table["class_groups"]:
-        part, _ = build_layer(row, in_channels, strides, {**table, "nc": classes})
-        parts.append(part)
-    info = LayerInfo(row.position, row.sources, 1, 0, row.module, [list(in_channels), *row.args])
-    return JoinedHead(parts, in_channels), info
-
-
-def stack(
-    kind: Any, source: Any, args: Sequence[Any], number: int, strides: Sequence[Fraction]
-) -> Layer | Stack:
-    """Return one layer, or a stack of `number` layers of a class that repeats nothing itself.
-
-    Args:
-        kind: the class of the layers.
-        source: channels of the input; a list of them for a class with several inputs.
-        args: further arguments of the class.
-        number: of layers, 1 or more.
-        strides: of each input.
-    """
-    if kind.multi_input:
-        return kind(source, *args, strides=strides)
-    if kind.repeats_inside:
-        return kind(source, *args, repeats=number)
-
-    first = kind(source, *args)
-    if number == 1:
-        return first
-    repeats = [kind(first.out_channels, *args) for _ in range(number - 1)]
-    return Stack(first, *repeats)
-
-
-def scale_args(row: TableRow, kind: type[Layer], table: Mapping[str, Any]) -> list[Any]:
-    """Return a row's args as the constructor takes them: names replaced by values, channels scaled.
-
-    Raises: ValueError that names the row if the number of channels is missing or out of range.
-    """
-    values = {"nc": table["nc"], "anchors": table.get("anchors"), "None": None}
-    args: list[Any] = []
-    for arg in row.args:
-        is_name = isinstance(arg, str) and arg in values
-        args.append(values[arg] if is_name else arg)
-
-    if kind.scales_width and args:
-        channels = args[0]
-        if not is_whole(channels, 1) or channels > MAX_CHANNELS:
-            allowed = f"1 to {MAX_CHANNELS:,}"
-            raise row.error(f"the first argument must be a number of channels, {allowed}")
-        args[0] = scale_channels(
-            channels,
-            table["width_multiple"],
-            table.get("max_channels"),
-            table.get("channel_multiple", CHANNEL_MULTIPLE),
-        )
-    return args
-
-
-def check_arguments(row: TableRow, kind: type[Layer], args: Sequence[Any]) -> None:
-    """Raise ValueError that names the row for a wrong number of arguments or a wrong type."""
-    # the first one is the input's channels
-    parameters = list(inspect.signature(kind).parameters.values())[1:]
-    allowed = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    required = [each for each in allowed if each.default is each.empty]
-
-    fewest = len(required)
-    most = len(allowed)
-    if not fewest <= len(row.args) <= most:
-        counts = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        names = ", ".join(parameter.name for parameter in allowed)
-        raise row.error(f"{row.module} takes {counts} arguments ({names}), got {len(row.args)}")
-
-    for parameter, value in zip(allowed, args, strict=False):
-        kinds = KINDS.get(parameter.annotation)
-        if kinds and type(value) not in kinds:  # not isinstance, which accepts True as an int
-            given = reprlib.repr(value)
-            wanted = parameter.annotation.__name__
-            raise row.error(
-                f"an argument has the wrong type: {parameter.name} is {given}, but must be {wanted}"
-            )
-
-
 def last_uses(rows: Sequence[TableRow], *results: int) -> list[list[int]]:
     """Return, for each row, the maps that no later row reads and that can be freed after it.
 
@@ -636,95 +383,3 @@ def count_parameters(module: nn.Module) -> int:
     constants = sum(part.constants for part in module.modules() if isinstance(part, Head))
     parameters = sum(parameter.numel() for parameter in module.parameters())
     return constants + parameters
-
-
-def check_shapes(table: Mapping[str, Any]) -> Detector:
-    """Return the detector of a resolved table on the meta device, after a trial run of its rows.
-
-    The run is on 2 x 2 cells of the coarsest level. The model takes no memory and is in eval mode.
-
-    Raises: ValueError that names the row whose maps do not fit, or if the strides of the maps
-    differ from those of the head.
-    """
-    with torch.device("meta"):
-        # in training mode BatchNorm raises an error for a single cell
-        model = Detector(table).eval()
-        check_size(model)
-        side = 2 * max(model.strides)
-        maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
-
-    for row in model.rows:
-        try:
-            output = model._run(row, maps)
-            for each in tensors_in(output):
-                if each.numel() > MAX_ELEMENTS:
-                    shape = list(each.shape)
-                    raise ValueError(f"the output {shape} has over {MAX_ELEMENTS:,} elements")
-        except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
-            inputs = tensors_in([maps[source] for source in row.sources])
-            shapes = ", ".join(str(list(each.shape)) for each in inputs)
-            raise row.error(f"cannot run on maps of {shapes}: {error}") from error
-        maps[row.position] = output
-
-    head_rows = [row for row in model.rows if row.module in HEADS]
-    for row, head in zip(head_rows, model.heads, strict=True):
-        cells = [maps[source].shape[2] for source in row.sources]
-        if cells != [side // stride for stride in head.strides]:
-            raise row.error(
-                f"strides must be {head.strides}, but a {side} px image gives {cells} cells"
-            )
-    return model
-
-
-def mismatched_tensors(
-    model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False
-) -> list[str]:
-    """Return the names of tensors that only one of the two has, or that differ in shape.
-
-    types: or that differ in dtype.
-    """
-    wanted = _signatures(model.state_dict(), types)
-    given = _signatures(state, types)
-    all_names = sorted(wanted.keys() | given.keys())
-    return [name for name in all_names if wanted.get(name) != given.get(name)]
-
-
-def _signatures(tensors: Mapping[str, Tensor], types: bool) -> dict[str, tuple[Any, ...]]:
-    """Return the shape of each tensor, and its dtype if `types`."""
-    if types:
-        return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
-    return {key: (tensor.shape,) for key, tensor in tensors.items()}
-
-
-def check_size(model: Detector) -> None:
-    """Raise ValueError for a model with too many parameters or too large a stride.
-
-    model: on the meta device, so that it takes no memory.
-    """
-    source = model.table["source"]
-    parameters = count_parameters(model)
-    if parameters > MAX_PARAMETERS:
-        limit = f"at most {MAX_PARAMETERS:,} are allowed"
-        raise ValueError(f"{source}: the model has {parameters:,} parameters, {limit}")
-
-    largest = max(model.strides)
-    if largest > MAX_STRIDE:
-        limit = f"at most {MAX_STRIDE} is allowed"
-        raise ValueError(f"{source}: the model has stride {largest}, {limit}")
-
-
-def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
-    """Return the billions of floating-point operations for one square image: 2 per multiply-add.
-
-    Those of convolutions and matrix products of all rows are counted, also of an auxiliary branch:
-    see `without_auxiliary`. Nothing is computed: the model is built and run on the meta device.
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
-
-    with torch.device("meta"):
-        model = Detector(table).eval()
-        image = torch.empty(1, table["ch"], image_size, image_size)
-
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model._run_rows(image, model.rows, model._freed_in_training)
-    return counter.get_total_flops() / 1e9

@@ -38,13 +38,14 @@ from data.check import __main__ as data_check
 from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
-from models.detector import check_shapes
+from models.build import check_shapes
 from models.export import FORMATS
 from models.export.metadata import Suppression
 from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
-from models.table import load_model_table, resolve
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from training.check import __main__ as training_check

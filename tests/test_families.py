@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector
-from models.table import family_files
+from models.tables.find import family_files
 from models.weights.kestrel import load_detector
 from tests.support import rtmdet, yolov9, yolox
 from tests.support.overfitting import (

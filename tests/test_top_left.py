@@ -18,7 +18,7 @@ import val
 from models import load
 from models.loading import load_backend
 from models.nms import non_max_suppression
-from models.table import read_table
+from models.tables.read import read_table
 from tests.support.exporting import MICRO, NAMES, SIZE, lively_detector, save_checkpoint
 from utils.distributed.world import World
 from utils.images.decode import read_image

@@ -20,7 +20,7 @@ from models.backends import Backend
 from models.backends.in_torch import TorchBackend
 from models.losses import Loss
 from models.predict import detections_in_images
-from models.table import without_distillation
+from models.tables.entries import without_distillation
 from models.tiled import merge_rows
 from models.weights.kestrel import load_detector
 from training.checkpoints.manager import CheckpointManager

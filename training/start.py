@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models import build_model
-from models.detector import Detector, check_shapes, count_parameters
-from models.table import load_model_table, resolve
+from models.build import check_shapes
+from models.detector import Detector, count_parameters
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
 from models.weights.kestrel import is_network, load_detector
 from models.weights.network import copy_network, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing

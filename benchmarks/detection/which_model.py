@@ -38,9 +38,10 @@ import torch
 import export
 from benchmarks.report import add_report_flags, file_report, processor, table, versions
 from models import build_model, count_parameters, load
-from models.detector import Detector, count_gflops
+from models.build import count_gflops
+from models.detector import Detector
 from models.export import FORMATS
-from models.table import without_auxiliary
+from models.tables.rows import without_auxiliary
 from utils.files import checkpoint_file
 
 MODELS = (

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import add_report_flags, file_report, spread, table, versions
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
-from models.table import load_model_table
+from models.tables.find import load_model_table
 from utils.files import checkpoint_file
 from utils.files.writers import write_yaml
 from utils.optional_packages import import_optional

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import add_report_flags, file_report, table, versions
 from benchmarks.trainings.run import ROOT, last_line
-from models.table import model_names
+from models.tables.find import model_names
 from tests.support.overfitting import IMAGES, WIDTH, draw_shapes, write_plain_hyp
 from utils.files.writers import write_json
 from utils.printable import did_you_mean, printable

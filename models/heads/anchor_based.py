@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.heads.base import CellPredictions, Head
 from models.heads.cells import OutputConv, grid_cells, joint_logit, levels_by_image
-from models.table import Anchors
+from models.tables.entries import Anchors
 from utils.metrics.anchors import check_anchors
 
 

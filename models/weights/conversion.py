@@ -4,8 +4,9 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from models.detector import Detector, check_shapes
-from models.table import resolve
+from models.build import check_shapes
+from models.detector import Detector
+from models.tables.resolve import resolve
 from models.weights import ultralytics, yolov5
 from models.weights.external import conversion_errors, fill_model
 from models.weights.pickled_module import ExternalCheckpoint, read_external

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.detector import Detector, mismatched_tensors
+from models.build import mismatched_tensors
+from models.detector import Detector
 from utils.files.pickled import TensorReader, mapping_entries
 from utils.printable import excerpt, one_line
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.detector import Detector, check_shapes, mismatched_tensors
+from models.build import check_shapes, mismatched_tensors
+from models.detector import Detector
 from models.export import FORMATS
-from models.table import model_names
+from models.tables.find import model_names
 from models.weights.conversion import load_module
 from models.weights.external import WRONG_CONTENT
 from models.weights.network import holds_network, no_detector

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from models.blocks import Backbone
 from models.detector import Detector
-from models.table import model_names
+from models.tables.find import model_names
 from models.weights.external import external_errors, read_state
 from models.weights.pretrained import require_named_digest
 from models.weights.torchvision_files import torchvision_file
-from utils.files.pickled import MAPPINGS, Record, TensorReader, is_tensor, open_saved
+from utils.files.pickled import TensorReader, entries_if_mapping, is_tensor, open_saved
 from utils.printable import excerpt, printable
 
 HOLDERS = ("state_dict", "model")  # entries of training checkpoints that hold the state
@@ -39,7 +39,7 @@ def holds_network(path: Path) -> bool:
     except Exception:  # the caller's own reader reports what is wrong with the file
         return False
     entries = _entries(loaded)
-    is_own = "table" in _mapping(loaded)
+    is_own = "table" in entries_if_mapping(loaded)
     return bool(entries) and not is_own and all(map(is_tensor, entries.values()))
 
 
@@ -101,21 +101,14 @@ def no_detector(path: Path) -> ValueError:
     return ValueError(f"{printable(path)}: {_what(path)} and is no detector: {_advice(path)}")
 
 
-def _mapping(value: Any) -> dict[Any, Any]:
-    """Return the entries of a dict, or of the record of a dict subclass; none of anything else."""
-    if isinstance(value, Record) and value.kind in MAPPINGS:
-        value = value.items
-    return value if isinstance(value, dict) else {}
-
-
 def _entries(loaded: Any) -> dict[Any, Any]:
     """Return the records of a state dict, or of one in a training checkpoint.
 
     Their names are without the prefix of DDP.
     """
-    state = _mapping(loaded)
+    state = entries_if_mapping(loaded)
     for holder in HOLDERS:
-        inner = _mapping(state.get(holder))
+        inner = entries_if_mapping(state.get(holder))
         if inner:
             state = inner
             break

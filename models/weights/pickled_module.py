@@ -14,7 +14,6 @@ from torch import Tensor
 
 from models.weights.external import external_errors, read_state
 from utils.files.pickled import (
-    MAPPINGS,
     MAX_DEPTH,
     ClassName,
     Record,
@@ -23,6 +22,7 @@ from utils.files.pickled import (
     is_args,
     mapping_entries,
     open_saved,
+    without_subclass,
 )
 from utils.printable import excerpt
 
@@ -255,8 +255,7 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     if depth > MAX_DEPTH or next(budget, None) is None:
         raise ValueError("its table or names are too large")
 
-    if isinstance(value, Record) and value.kind in MAPPINGS:
-        value = value.items
+    value = without_subclass(value)
     if isinstance(value, dict):
         return {key: plain(member, budget, depth + 1) for key, member in value.items()}
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from models.table import model_names
+from models.tables.find import model_names
 from models.weights.torchvision_files import torchvision_file
 from utils.files.disk import exclusive_access
 from utils.files.download import Source, check_url, fetch, sha256_of

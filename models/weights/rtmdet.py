@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from models.detector import Detector, check_shapes
-from models.table import load_model_table, resolve
+from models.build import check_shapes
+from models.detector import Detector
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
 from models.weights.coco_names import default_names
 from models.weights.external import (
     conversion_errors,
@@ -24,10 +26,9 @@ from models.weights.external import (
 )
 from models.weights.pretrained import require_named_digest
 from utils.files.pickled import (
-    MAPPINGS,
-    Record,
     TensorReader,
     are_same_tensor,
+    entries_if_mapping,
     open_saved,
 )
 from utils.printable import excerpt, printable
@@ -144,27 +145,20 @@ def load_rtmdet(path: Path) -> tuple[Detector, list[str]]:
         loaded = saved.unpickled()
         entries = state_entries(loaded, "state_dict")
         problem = _why_refused(entries)
-        meta = _mapping(_mapping(loaded).get("meta"))
+        meta = entries_if_mapping(entries_if_mapping(loaded).get("meta"))
         state = {}
         if not problem:
             state = read_state(_without_repeats(entries).items(), TensorReader(saved))
     if problem:
         raise ValueError(f"{printable(path)}: {problem}")
 
-    data = _mapping(meta.get("dataset_meta"))
+    data = entries_if_mapping(meta.get("dataset_meta"))
     names = data.get("classes", data.get("CLASSES"))
     config = meta.get("cfg")
     with conversion_errors(path):
         text = config if isinstance(config, str) else ""
         model = _detector(Contents(state, text), path.name)
         return model, _class_names(names, model.num_classes)
-
-
-def _mapping(value: Any) -> dict[Any, Any]:
-    """Return the entries of a dict, or of the record of a dict subclass; none of anything else."""
-    if isinstance(value, Record) and value.kind in MAPPINGS:
-        value = value.items
-    return value if isinstance(value, dict) else {}
 
 
 def _why_refused(entries: Mapping[Any, Any]) -> str:

@@ -5,9 +5,11 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-from models.detector import Detector, check_shapes
+from models.build import check_shapes
+from models.detector import Detector
 from models.heads import Head, JoinedHead
-from models.table import without_auxiliary, without_distillation
+from models.tables.entries import without_distillation
+from models.tables.rows import without_auxiliary
 
 
 class Copied(NamedTuple):

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from models.table import KEYS
+from models.tables.entries import KEYS
 from models.weights.pickled_module import ExternalCheckpoint
 
 

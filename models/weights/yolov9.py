@@ -13,8 +13,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from models.blocks import Layer
-from models.detector import Detector, check_shapes
-from models.table import load_model_table, resolve, without_auxiliary
+from models.build import check_shapes
+from models.detector import Detector
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
+from models.tables.rows import without_auxiliary
 from models.weights.coco_names import default_names
 from models.weights.external import (
     conversion_errors,

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from models.detector import Detector, check_shapes
-from models.table import load_model_table, resolve
+from models.build import check_shapes
+from models.detector import Detector
+from models.tables.find import load_model_table
+from models.tables.resolve import resolve
 from models.weights.coco_names import default_names
 from models.weights.external import (
     conversion_errors,

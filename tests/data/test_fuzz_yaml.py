@@ -16,8 +16,11 @@ from data.dataset_yaml import read_data_yaml
 from data.images import find_images
 from data.report import NOTE
 from models import build_model
-from models.detector import Detector, check_shapes
-from models.table import load_model_table, read_table, resolve
+from models.build import check_shapes
+from models.detector import Detector
+from models.tables.find import load_model_table
+from models.tables.read import read_table
+from models.tables.resolve import resolve
 from tests.support.fuzzing import (
     assert_printable_line,
     assert_unchanged,

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.parallel import scatter_gather
 
 from models import Detector, LossGains, build_loss, build_model
-from models.detector import check_shapes, count_gflops, count_parameters
+from models.build import check_shapes, count_gflops
+from models.detector import count_parameters
 from models.heads import WithAuxiliary
 from models.losses import Loss
-from models.table import resolve, without_auxiliary
+from models.tables.resolve import resolve
+from models.tables.rows import without_auxiliary
 from models.weights.transfer import transfer
 from utils.nested import tensors_in
 

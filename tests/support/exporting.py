@@ -15,7 +15,7 @@ from models import build_model
 from models.detector import Detector
 from models.export import FORMATS
 from models.heads.cells import OutputConv
-from models.table import read_table
+from models.tables.read import read_table
 from utils.files import checkpoint_file
 
 MICRO = Path(__file__).parents[1] / "tables" / "micro.yaml"

@@ -31,7 +31,7 @@ import yaml
 
 import train
 import val
-from models.table import load_model_table
+from models.tables.find import load_model_table
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from utils.distributed.world import World
 from utils.images import letterbox

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector
-from models.table import load_model_table
+from models.tables.find import load_model_table
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "yolov9"
 SIDES = {"sides": "anchor_conv", "classes": "class_conv"}

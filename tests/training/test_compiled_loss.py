@@ -16,7 +16,7 @@ from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.losses import Loss
 from models.losses.distillation import DistillationLoss, Shared, Taught
-from models.table import read_table
+from models.tables.read import read_table
 from tests.support.exporting import MICRO, micro_table
 from training.compiled_loss import compile_loss
 from utils.distributed.world import World

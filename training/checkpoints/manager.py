@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.projections import without_projections
+from models.heads.projections import without_projections
 from training.checkpoints.contents import Description
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit, SaveTrigger
 from training.checkpoints.usable_weights import largest_weight, newest_usable

@@ -22,7 +22,7 @@ from data.check.text import lines_of
 from data.check.unlabeled import guess_unlabeled
 from data.labels import LabelRow, LabelsBuilder
 from data.layouts.similar import thumbnail_of
-from models.table import read_table
+from models.tables.read import read_table
 from training.settings.recipe import choose_recipe
 
 ROOT = Path(__file__).parents[3]

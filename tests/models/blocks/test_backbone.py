@@ -17,7 +17,7 @@ from models import build_model
 from models.blocks.backbone import Backbone
 from models.blocks.torchvision_backbone import NAMES, TorchvisionBackbone, build_network
 from models.detector import Detector
-from models.table import read_table
+from models.tables.read import read_table
 from training.freezing import freeze, set_training
 from utils.distributed.sync_bn import synchronize_batch_norm
 

@@ -8,7 +8,7 @@ from models.blocks.convolutions import Conv, LinearConv
 from models.blocks.cross_stage import C2PSA, Bottleneck, C2f, C3k, C3k2, WideBottleneck
 from models.blocks.resizing import SPPF
 from tests.models.blocks.test_blocks import randomize_statistics
-from tests.models.test_detector import checked
+from tests.models.test_published_models import checked
 
 # Parameters of the rows that have any: the backbone's and the neck's.
 BACKBONE = {

@@ -21,7 +21,7 @@ from models.export.torchscript.write import torchscript_bytes
 from models.export.writer import Writer
 from models.head_registry import HEADS
 from models.loading import load_backend
-from models.table import read_table
+from models.tables.read import read_table
 from tests.support.anchor_free import FAMILY
 from tests.support.exporting import MICRO, NAMES, lively_detector, micro_table
 

@@ -13,7 +13,8 @@ from models.detector import count_parameters
 from models.heads.distance import DistanceHead, DualDistanceHead, sides_of
 from models.heads.point_distance import boxes_around
 from models.weights.transfer import transfer
-from tests.models.test_detector import checked, randomize_statistics
+from tests.models.test_detector import randomize_statistics
+from tests.models.test_published_models import checked
 
 # Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins
 # stand for.

@@ -11,7 +11,8 @@ from models.heads import AnchorBasedHead, JoinedHead
 from models.heads.adapters import MapAdapters
 from models.loading import load_backend
 from models.nms import non_max_suppression
-from models.table import read_table, resolve
+from models.tables.read import read_table
+from models.tables.resolve import resolve
 from models.weights.kestrel import load_detector
 from models.weights.transfer import transfer, with_added_classes
 from tests.support.exporting import MICRO, lively_detector, micro_table, save_checkpoint

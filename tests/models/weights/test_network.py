@@ -15,7 +15,8 @@ from torch import Tensor
 from models import build_model
 from models.blocks.torchvision_backbone import NAMES, build_network
 from models.detector import Detector
-from models.table import model_names, read_table
+from models.tables.find import model_names
+from models.tables.read import read_table
 from models.weights.kestrel import is_network, load_detector
 from models.weights.network import copy_network
 from models.weights.pretrained import _is_date, source_of_missing, where_published

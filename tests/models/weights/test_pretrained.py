@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.table import model_names
+from models.tables.find import model_names
 from models.weights.kestrel import load_detector
 from models.weights.pretrained import (
     fetch_weights,

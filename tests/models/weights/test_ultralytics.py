@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models import build_model
 from models.detector import Detector
 from models.heads.distance import Branches
-from models.table import read_table
+from models.tables.read import read_table
 from models.weights import conversion
 from models.weights.kestrel import load_detector
 from models.weights.pickled_module import read_external

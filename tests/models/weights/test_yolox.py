@@ -16,7 +16,7 @@ from torch import Tensor
 from models import build_model
 from models.detector import Detector
 from models.nms import non_max_suppression
-from models.table import load_model_table
+from models.tables.find import load_model_table
 from models.weights.coco_names import COCO_NAMES
 from models.weights.kestrel import load_detector
 from models.weights.yolox import is_yolox, load_yolox

@@ -12,7 +12,7 @@ from data.labels import LabelRow, LabelsBuilder
 from data.splits import Dataset, open_dataset
 from models import build_model
 from models.loading import load_backend
-from models.table import read_table
+from models.tables.read import read_table
 from tests.support.exporting import lively_detector, save_checkpoint
 from training.check import __main__ as training_check
 from training.check import ranking

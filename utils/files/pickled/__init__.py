@@ -6,14 +6,15 @@ whose sizes are checked.
 """
 
 from utils.files.pickled.interpreter import (
-    MAPPINGS,
     MAX_DEPTH,
     ClassName,
     PickleReader,
     Record,
     StorageReference,
+    entries_if_mapping,
     is_args,
     mapping_entries,
+    without_subclass,
 )
 from utils.files.pickled.limited import open_limited
 from utils.files.pickled.opening import open_saved
@@ -23,7 +24,6 @@ from utils.files.pickled.tensors import TensorReader, are_same_tensor, is_tensor
 
 __all__ = [
     "CHUNK",
-    "MAPPINGS",
     "MAX_DEPTH",
     "ClassName",
     "PickleReader",
@@ -32,6 +32,7 @@ __all__ = [
     "StorageReference",
     "TensorReader",
     "are_same_tensor",
+    "entries_if_mapping",
     "is_args",
     "is_tensor",
     "is_view",
@@ -39,4 +40,5 @@ __all__ = [
     "open_limited",
     "open_saved",
     "read_plain",
+    "without_subclass",
 ]

@@ -294,12 +294,23 @@ def _storage_reference(reference: Any) -> StorageReference:
 
 def mapping_entries(value: Any) -> dict[Any, Any]:
     """Return the entries of a dict, or of the record of a dict subclass; ValueError for others."""
-    entries = value
-    if isinstance(value, Record) and value.kind in MAPPINGS:
-        entries = value.items
+    entries = without_subclass(value)
     if not isinstance(entries, dict):
         raise ValueError("one of its modules is damaged")
     return entries
+
+
+def entries_if_mapping(value: Any) -> dict[Any, Any]:
+    """Return the entries of a dict, or of the record of a dict subclass; none of anything else."""
+    entries = without_subclass(value)
+    return entries if isinstance(entries, dict) else {}
+
+
+def without_subclass(value: Any) -> Any:
+    """Return the record of a dict subclass as the dict of its entries, any other value as it is."""
+    if isinstance(value, Record) and value.kind in MAPPINGS:
+        return value.items
+    return value
 
 
 def is_args(args: Any, least: int) -> bool:

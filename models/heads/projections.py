@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.table import without_distillation
+from models.tables.entries import without_distillation
 
 PREFIX = "projections."  # of their weights in a detector's state
 

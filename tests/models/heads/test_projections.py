@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from models import Detector, build_model
-from models.detector import check_shapes, count_parameters
+from models.build import check_shapes
+from models.detector import count_parameters
 from models.heads import WithAuxiliary, WithProjections
-from models.projections import without_projections
-from models.table import resolve, without_auxiliary
+from models.heads.projections import without_projections
+from models.tables.resolve import resolve
+from models.tables.rows import without_auxiliary
 from tests.models.test_auxiliary import same_bits, table_of
 from utils.nested import tensors_in
 
