@@ -199,7 +199,6 @@ from torch import Tensor
 from data import Loader, build_evaluation_loader, open_dataset
 from data.labels import Labels
 from data.splits import Dataset
-from models.backends import Backend
 from models.backends.combined import MergedClasses
 from models.export import ExportedBackend, ExportedModel, Suppression, Writer, format_of
 from models.export.compare import ReferenceBackend, compare, drawn_images
@@ -207,7 +206,7 @@ from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
 from models.loading import classes_before, description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
-from training.evaluation import evaluate_split
+from training.evaluation import evaluate_split, required_classes
 from utils import __version__
 from utils.distributed.devices import loader_workers, pick_devices
 from utils.distributed.host_copies import to_device
@@ -359,16 +358,19 @@ class DatasetImages:
         Non-maximum suppression is that of val.py, or of the file.
         """
         # The model with the classes of the data set.
-        evaluated: Backend
+        model = loaded_from_metadata(backend)
+        names, class_ids = required_classes(model, self.dataset)
+        if names is not None:
+            model = model.with_classes(names, self.dataset.spec.names)
+        evaluated = model.backend
         if self.dataset.single_class:
-            evaluated = MergedClasses(backend)
-        else:
-            evaluated = loaded_from_metadata(backend).with_classes(self.dataset.names).backend
+            evaluated = MergedClasses(evaluated)
 
         nms = self.model.nms
         limits = {"confidence": nms.confidence, "iou": nms.iou} if nms else {}
         loader = self.loader(self.dataset.labels["val"], EVALUATION_BATCH)
-        result = evaluate_split(evaluated, loader, World(evaluated.device), **limits)
+        world = World(evaluated.device)
+        result = evaluate_split(evaluated, loader, world, class_ids=class_ids, **limits)
         return result.coco.stats["AP"]
 
 

@@ -541,7 +541,12 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     )
     # if memory runs out, the error says which flags to lower
     advice = memory_advice(
-        batch.size, image_size, world.device, processes=world.size, stride=stride
+        batch.size,
+        image_size,
+        world.device,
+        processes=world.size,
+        stride=stride,
+        may_recompute=cfg.may_recompute,
     )
 
     # Train

@@ -186,8 +186,9 @@ from models.loading import (
     fixed_settings_note,
     load_backend,
 )
-from models.weights.pretrained import fetch_weights
+from models.weights.kestrel import fetch_detector
 from training import draw_results, evaluate_split, write_validation_report
+from training.evaluation import required_classes
 from training.settings.config import PER_MACHINE
 from utils.distributed import (
     World,
@@ -363,7 +364,7 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
     """
     if args.download:
         for path in paths:
-            fetch_weights(path)
+            fetch_detector(path)
     members = []
     for path in paths:
         model = load_backend(Path(path), world.device, half=args.half, head=args.head)
@@ -392,30 +393,6 @@ def combine_members(
             raise
         raise ValueError(f"{error}; {advice}") from None
     return (MergedClasses(combined) if dataset.single_class else combined), class_ids
-
-
-def required_classes(
-    model: LoadedModel, dataset: Dataset
-) -> tuple[Sequence[str] | None, Sequence[int] | None]:
-    """Return the classes that a model must have, and which of them the data have.
-
-    The names are None if a model may have any, the indices if the data have all of the names.
-    """
-    chosen = dataset.chosen_names
-    if dataset.single_class:
-        # Where all classes of a model are merged, they may have any names.
-        merges_all = dataset.chosen is None or model.single_class
-        return (None if merges_all else chosen), None
-
-    all_names = dataset.spec.names
-    if sorted(model.names) == sorted(all_names):
-        return all_names, dataset.chosen
-
-    if set(chosen) < set(model.names):
-        # The data have some classes of the model, such as those from before --add-classes.
-        others = [name for name in model.names if name not in chosen]
-        return [*chosen, *others], range(len(chosen))
-    return chosen, None
 
 
 def class_flags(model: LoadedModel, dataset: Dataset) -> str:

@@ -53,7 +53,7 @@ from data.splits import read_split
 from models.tables.find import model_names
 from models.weights.pretrained import fetch_weights, published
 from train import parse_args
-from training.settings.config import TrainConfig, flag
+from training.settings.config import flag
 from training.settings.recipe import AUTO, choose_recipe
 from training.start import check_model
 from utils.files.folders import require_writable
@@ -62,6 +62,7 @@ from utils.terminal import FaultError, run_and_exit
 
 FROM_SCRATCH = ("yolov5n", "yolo11n", "yolox_nano", "yolox_tiny", "rtmdet_tiny")
 SHARES = (0.1, 0.25, 0.5, 0.75)  # of the time
+MANY_EPOCHS = 1000  # for which train.py chooses its largest batches
 PLANNED = (
     *("data", "seed", "cfg", "weights", "epochs", "imgsz", "patience", "project", "resume"),
     *("evolve", "resume_evolve"),
@@ -211,7 +212,7 @@ def plan(
     images: of the training split. stop: ends a trial.
     """
     wanted = options.minutes * 60
-    size = TrainConfig().batch_size
+    size = batch_size(options.flags, images, MANY_EPOCHS)
     while True:
         command = [*command_of(start, options, TRIAL_EPOCHS), "--batch-size", str(size)]
         trial = Training(f"trial-{start.name}-{size}", data, options.seeds[0], tuple(command))

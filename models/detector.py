@@ -375,6 +375,14 @@ def recomputable(rows: Sequence[TableRow], layers: Iterable[nn.Module]) -> froze
     return frozenset(positions)
 
 
+def count_detecting(model: Detector) -> int:
+    """Return the parameters of the layers that detect: `count_parameters` up to the head.
+
+    An auxiliary branch and projections, which only training needs, do not count.
+    """
+    return sum(map(count_parameters, model.layers[: model.head_position + 1]))
+
+
 def count_parameters(module: nn.Module) -> int:
     """Return the number of elements in a module's parameters and its heads' constants.
 

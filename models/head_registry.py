@@ -65,7 +65,7 @@ def build_loss(
     if isinstance(head, JoinedHead):
         return _build_joined_loss(head, gains, say)
     loss = family_of(head).loss
-    unused = [name for name in gains.changed() if name not in loss.uses]
+    unused = [name for name in gains.changed() if name not in loss.used_settings(head)]
     if unused:
         say(f"the loss of this head does not use {', '.join(unused)}: no effect")
     main = loss.from_head(head, gains)
@@ -81,6 +81,7 @@ def _build_joined_loss(head: JoinedHead, gains: LossGains, say: Say) -> Loss:
     if gains.ignore_old < 1:
         rule = f"where the old model scores above {gains.ignore_old:g}, background is not trained"
     say(f"--ignore-old {gains.ignore_old:g}: {rule}")
+    head.trains_alone = gains.ignore_old == 1  # the older parts find no ignore regions
     own_gains = replace(
         gains,
         class_weights=gains.class_weights[-newest.num_classes :],

@@ -14,6 +14,7 @@ import torch
 import export
 import train
 import val
+from models.export.compare import ReferenceBackend
 from models.heads import JoinedHead
 from models.weights.kestrel import load_detector
 from tests.support.exporting import lively_detector, save_checkpoint
@@ -24,6 +25,7 @@ from tests.test_resume import assert_same_bits
 from training.settings.config import TrainConfig
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.log import say_nothing
 from utils.metrics.fitness import parse_fitness
 
 OLD = ["disc", "square", "bar"]
@@ -205,12 +207,41 @@ def test_export(one):
     assert (one / "weights" / "best.torchscript").exists()
 
 
+@pytest.mark.parametrize("names", [OLD, NEW, [*NEW, *OLD], ["bar", "disc", "red"]])
+def test_export_measures_map_on_data_with_some_of_the_classes(one, data, tmp_path, names):
+    """--int8 does, on data that val.py accepts, too: with the same result."""
+    weights = one / "weights" / "best.pt"
+    listed = data.with_name(f"some_{len(names)}_{names[0]}.yaml")
+    listed.write_text(f"path: .\ntrain: images\nval: images\nnames: {names}\n")
+    words = f"--int8 --data {listed} --workers 0 --cache-dir {tmp_path}"
+    args = export.parse_args(["--weights", str(weights), *words.split()])
+    writer = export.open_writer(weights, args, torch.device("cpu"), say_nothing)
+    images = export.open_dataset_images(args, weights, writer.model, say_nothing)
+    images.dataset.read("val")
+    found = images.mean_ap(ReferenceBackend(writer.reference))
+
+    expected = validated(weights, tmp_path, "--data", str(listed), "--square").coco.stats["AP"]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
 )
 def test_data_parallel_equals_a_single_process(one, folder, flags):
     run(flags("--name", "pair", "--amp", "fp64"), PAIR)
     assert max(state_differences(one, folder / "pair").values()) == 0
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
+)
+def test_data_parallel_trains_the_newest_head_alone(folder, flags):
+    """Without ignore regions, the old head does not run in training."""
+    alone = ["--ignore-old", "1", "--amp", "fp64"]
+    run(flags("--name", "one_alone", *alone))
+    run(flags("--name", "pair_alone", *alone), PAIR)
+    differences = state_differences(folder / "one_alone", folder / "pair_alone")
+    assert max(differences.values()) == 0
 
 
 # Refusals
@@ -225,6 +256,7 @@ def test_data_parallel_equals_a_single_process(one, folder, flags):
         ({"single_cls": True}, "and --single-cls cannot be used together: new classes are added"),
         ({"image_weights": True}, "and --image-weights cannot be used together"),
         ({"teacher": ("a.pt",)}, "and --teacher cannot be used together: the maps that the new"),
+        ({"checkpoint_activations": True}, "and --checkpoint-activations cannot be used together"),
         ({"ignore_old": 0.0}, "--ignore-old 0.0: choose a score above 0, or 1: nothing is ignored"),
         ({"ignore_old": 1.5}, "--ignore-old 1.5: choose a score"),
     ],

@@ -91,6 +91,20 @@ def test_trial_is_repeated_with_the_smaller_batches_of_a_short_run(tmp_path, mon
     assert tried == [16, 16, 8]
 
 
+@pytest.mark.parametrize("size", [4, 64, -1])
+def test_trial_has_the_batches_that_the_user_gives(size, tmp_path, monkeypatch):
+    tried = []
+
+    def try_out(trial, *_):
+        tried.append(trial.command[-1])
+        return Pace(0.0, 6.0)
+
+    monkeypatch.setattr(starts, "try_out", try_out)
+    given = options(minutes=10, seeds=[0], work=tmp_path, flags=["--batch", str(size)])
+    starts.plan(Start("nano", "yolox_nano.yaml", ""), "d", 200, given, STOP)
+    assert tried == [str(size)]
+
+
 def test_default_starts_are_trained_from_scratch_and_from_published_files(tmp_path, capsys):
     (tmp_path / "yolox_nano.pth").touch()
     (tmp_path / "other.pth").touch()

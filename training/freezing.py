@@ -33,7 +33,8 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     for layer in frozen:
         layer.requires_grad_(False)
 
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    # Projections to a teacher's maps do not count: best.pt does not keep them.
+    if not any(parameter.requires_grad for parameter in model.layers.parameters()):
         raise ValueError(f"{flag}: no parameter is left to train")
     return frozen
 

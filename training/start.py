@@ -12,10 +12,10 @@ from torch import nn
 
 from models import build_model
 from models.build import check_shapes
-from models.detector import Detector, count_parameters
+from models.detector import Detector, count_detecting, count_parameters
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
-from models.weights.kestrel import is_network, load_detector
+from models.weights.kestrel import fetch_detector, is_network, load_detector
 from models.weights.network import copy_network, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing
 from models.weights.transfer import Copied, transfer, with_added_classes
@@ -53,7 +53,7 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
 def names_of_weights(weights: str, *, download: bool) -> list[str]:
     """Return the class names in a checkpoint. Arguments and errors: as for `start_model`."""
     if download:
-        fetch_weights(weights)
+        fetch_detector(weights)
     names: list[str] = load_detector(Path(weights))[1]["names"]
     return names
 
@@ -165,7 +165,7 @@ def extended_model(
 
     old_classes = counted(old_count, "old class")
     new_classes = counted(len(names) - old_count, "new one")
-    old_parameters = sum(map(count_parameters, old.layers[: old.head_position + 1]))
+    old_parameters = count_detecting(old)
     trained = count_parameters(model) - old_parameters
     say(
         f"{weights}: {parameters_text(model)}, {old_classes} + {new_classes}; trained are the "

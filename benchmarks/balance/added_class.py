@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import mean
@@ -89,13 +89,22 @@ def measure(
     others = [row for name, row in of_class.items() if name != new]
     own = of_class.get(new, {"AP": NONE, "AP50": NONE})
     return Figures(
-        old_ap=mean(row["AP"] for row in others),
-        old_ap50=mean(row["AP50"] for row in others),
-        new_ap=own["AP"],
-        new_ap50=own["AP50"],
+        old_ap=mean_known(row["AP"] for row in others),
+        old_ap50=mean_known(row["AP50"] for row in others),
+        new_ap=mean_known([own["AP"]]),
+        new_ap50=mean_known([own["AP50"]]),
         ap=stats["AP"],
         minutes=outcome.seconds / 60,
     )
+
+
+def mean_known(values: Iterable[float]) -> float:
+    """Return the mean of the AP of classes; NONE if none is known.
+
+    That of a class without boxes in the val split is -1, which does not count.
+    """
+    known = [value for value in values if value >= 0]
+    return mean(known) if known else NONE
 
 
 def report(

@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
 def train(model: str, options: argparse.Namespace, data: Path) -> Result:
     """Train a model and measure it, or read what was stored. Raises FaultError if that fails."""
-    name = f"{model}-{options.epochs}-{options.lr0:g}-{options.seed}"
+    name = f"{model}-{options.epochs}-{options.lr0:g}-{options.seed}-{options.device}"
     stored = options.work / f"{name}.json"
     if stored.exists():
         return Result(**json.loads(stored.read_text()))

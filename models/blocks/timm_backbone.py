@@ -13,6 +13,7 @@ from utils.optional_packages import import_optional
 from utils.printable import did_you_mean, excerpt, one_line
 
 NORM = "batch_norm"  # the name of a separated BatchNorm
+WRAPPERS = (["model"], ["body"])  # the only child of an extractor that holds the whole network
 
 
 class TimmBackbone(Backbone):
@@ -48,12 +49,15 @@ class TimmBackbone(Backbone):
     def own_names(self, published: Iterable[str]) -> dict[str, str]:
         """Return the name in `body` of each tensor that it has of the network's own state dict.
 
-        The extractor names stages.0 stages_0, and separated normalizations have a name of their
-        own.
+        The extractor names stages.0 stages_0, or holds the whole network under a name; separated
+        normalizations have a name of their own.
         """
+        children = [name for name, _ in self.body.named_children()]
+        wrapper = f"{children[0]}." if children in WRAPPERS else ""
         own = {}
         for key in self.body.state_dict():
-            own[key.replace(f".{NORM}.", ".").replace(".", "_")] = key
+            in_network = key.removeprefix(wrapper).replace(f".{NORM}.", ".")
+            own[in_network.replace(".", "_")] = key
         return {key: own[flat] for key in published if (flat := key.replace(".", "_")) in own}
 
 

@@ -44,6 +44,7 @@ class JoinedHead(Head):
         for number, part in enumerate(parts):
             fitted += [f"parts.{number}.{key}" for key in part.fitted]
         self.fitted = tuple(fitted)
+        self.trains_alone = False  # whether training reads the newest part only; set by its loss
         self._read_output()
 
     @property
@@ -70,8 +71,11 @@ class JoinedHead(Head):
         self.needs_nms = self.heads[0].needs_nms
 
     def forward(self, maps: list[Tensor]) -> tuple[Raw, ...]:
-        """Return the raw predictions of each part."""
+        """Return the raw predictions of each part; in training, if it `trains_alone`, the last."""
         first, *later = self.parts
+        if self.training and self.trains_alone:
+            return (later[-1](self.adapters[-1](maps)),)
+
         raw = [first(maps)]
         for part, adapter in zip(later, self.adapters, strict=True):
             raw.append(part(adapter(maps)))

@@ -59,7 +59,9 @@ class AddedClassesLoss(Loss):
         self.loss.start_epoch(epoch, epochs, without_mosaic=without_mosaic)
 
     def assign(self, raw: Sequence[Raw], targets: Tensor) -> tuple[AddedClassesAssignment, Tensor]:
-        """Return what the newest part is assigned, and its counts. raw: of all parts.
+        """Return what the newest part is assigned, and its counts.
+
+        raw: of all parts, or of the newest alone if there are no ignore regions.
 
         Ignore regions are never assigned, so they are added afterwards, where they cost no time.
         """

@@ -100,6 +100,13 @@ class AnchorBasedLoss(Loss):
         weights = class_weight_table(gains, head)
         return cls(head.anchors_px, head.strides, head.num_classes, gains, weights)
 
+    @classmethod
+    def used_settings(cls, head: AnchorBasedHead) -> tuple[str, ...]:
+        """Return `uses`, without the class weights for a single class, which has no class term."""
+        if head.num_classes > 1:
+            return cls.uses
+        return tuple(name for name in cls.uses if name != "class_weights")
+
     def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Matches, Tensor]:
         """Return the matches of targets and anchors, and the counts [L + 1].
 

@@ -65,6 +65,11 @@ class Loss(nn.Module, ABC):
     def from_head(cls, head: Any, gains: LossGains) -> "Loss":
         """Return the loss for `head`. Raises ValueError if this loss cannot train it."""
 
+    @classmethod
+    def used_settings(cls, head: Any) -> tuple[str, ...]:
+        """Return the fields of `LossGains` that have an effect for this head: those of `uses`."""
+        return cls.uses
+
     @property
     def validation_terms(self) -> tuple[str, ...]:
         """The terms that a validation computes: all, unless some need what only training has."""

@@ -19,8 +19,14 @@ from models.weights.conversion import load_module
 from models.weights.external import WRONG_CONTENT
 from models.weights.network import holds_network, no_detector
 from models.weights.pickled_module import holds_module
-from models.weights.pretrained import require_published_digest, where_published
+from models.weights.pretrained import (
+    fetch_weights,
+    require_published_digest,
+    source_of_missing,
+    where_published,
+)
 from models.weights.rtmdet import is_rtmdet, load_rtmdet
+from models.weights.torchvision_files import torchvision_file
 from models.weights.yolov9 import is_yolov9, load_yolov9
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
@@ -72,6 +78,17 @@ def load_detector(path: Path, head: str = "") -> tuple[Detector, dict[str, Any]]
     except ValueError as error:
         raise ValueError(f"{printable(path)}: {error}") from None
     return detector, saved
+
+
+def fetch_detector(weights: str) -> None:
+    """Download the missing file of a detector as `fetch_weights` does.
+
+    Raises ValueError for the name of a network that classifies images, before it is downloaded.
+    """
+    path = Path(weights)
+    if torchvision_file(path.name) and source_of_missing(weights):
+        raise no_detector(path)
+    fetch_weights(weights)
 
 
 def _load_external(path: Path, own_error: ValueError) -> tuple[Detector, list[str]]:

@@ -17,7 +17,7 @@ from models.weights.external import external_errors, read_state
 from models.weights.pretrained import require_named_digest
 from models.weights.torchvision_files import torchvision_file
 from utils.files.pickled import TensorReader, entries_if_mapping, is_tensor, open_saved
-from utils.printable import excerpt, printable
+from utils.printable import counted, excerpt, printable
 
 HOLDERS = ("state_dict", "model")  # entries of training checkpoints that hold the state
 COUNTER = "num_batches_tracked"  # of BatchNorm; files of torch before 1.0 have none
@@ -76,6 +76,13 @@ def read_network(path: Path, layer: Backbone) -> dict[str, Tensor]:
     require_named_digest(path)
     published = layer.published_shapes()
     own_names = layer.own_names(published)
+    nameless = layer.body.state_dict().keys() - set(own_names.values())
+    if nameless:
+        raise ValueError(
+            f"{printable(path)}: weights of {layer.name} of {layer.library} cannot be read: "
+            f"{counted(len(nameless), 'tensor')} of its backbone have other names in a file, such "
+            f"as {min(nameless)}"
+        )
 
     state = {}
     with external_errors(path), open_saved(path) as saved:
@@ -142,7 +149,7 @@ def _published_as(path: Path) -> str:
 def _what(path: Path) -> str:
     network = _published_as(path)
     if network:
-        return f"holds the weights of {network}, which classifies images"
+        return f"is a file of {network}, which classifies images"
     return "holds tensors by their names, as of a network that classifies images"
 
 

@@ -191,23 +191,26 @@ def _walk(root: Record) -> list[tuple[str, Record]]:
 
     A shared module appears repeatedly.
     """
-    modules: list[tuple[str, Record]] = []
-    for prefix, module in _walk_from("", root, 0):
-        modules.append((prefix, module))
-        if len(modules) > MAX_MODULES:
-            raise ValueError(f"it has more than {MAX_MODULES} modules")
-    return modules
+    return list(_walk_from("", root, 0, budget=iter(range(MAX_MODULES))))
 
 
-def _walk_from(prefix: str, module: Record, depth: int) -> Iterator[tuple[str, Record]]:
+def _walk_from(
+    prefix: str, module: Record, depth: int, budget: Iterator[int]
+) -> Iterator[tuple[str, Record]]:
+    """Iterate over a module and all modules in it.
+
+    budget: an iterator with one item for each entry allowed, those without a module too.
+    """
     if depth > MAX_DEPTH:
         raise ValueError("its modules are nested too deeply")
     yield prefix, module
 
     children = mapping_entries(_attributes(module).get("_modules", {}))
     for name, child in children.items():
+        if next(budget, None) is None:
+            raise ValueError(f"it has more than {MAX_MODULES:,} modules")
         if child is not None:
-            yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1)
+            yield from _walk_from(f"{prefix}{_checked_name(name)}.", child, depth + 1, budget)
 
 
 def _checked_name(name: Any) -> str:

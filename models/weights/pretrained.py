@@ -73,6 +73,8 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     source = _source_named(path.name, sources)
     if source:
         where = f"Its authors publish it at {source.url}"
+        if source.digits and torchvision_file(path.name):
+            return f"{where}: train.py fetches it with --download, for a table given with --cfg"
         if source.digits:
             return f"{where}: train.py and val.py fetch it with --download"
         return f"{where}: download it, and give its path"

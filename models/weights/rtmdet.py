@@ -300,9 +300,11 @@ def _class_names(given: Any, count: int) -> list[str]:
         raise ValueError(f"its dataset_meta has {size} class names for {count} classes")
 
     for name in given:
-        is_text = isinstance(name, str) and 0 < len(name) <= MAX_LETTERS
-        if not is_text or not name.isprintable():
-            raise ValueError(f"the class name {excerpt(str(name))} is not printable text")
+        # not shown: a few bytes of a pickle can stand for terabytes of text
+        if not isinstance(name, str):
+            raise ValueError("its dataset_meta has a class name that is no text")
+        if not 0 < len(name) <= MAX_LETTERS or not name.isprintable():
+            raise ValueError(f"the class name {excerpt(name)} is not printable text")
     return list(given)
 
 

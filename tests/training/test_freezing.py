@@ -53,6 +53,12 @@ def test_freeze_rejects_invalid_layers(model, layers, text):
         freeze(model, layers)
 
 
+def test_projections_to_a_teacher_are_nothing_to_train(model):
+    model.add_projections([8, 8, 8])
+    with pytest.raises(ValueError, match="--freeze 25: no parameter is left to train"):
+        freeze(model, [25])
+
+
 def test_all_but_the_newest_head_is_frozen(model):
     """Whatever --freeze says, which --add-classes refuses."""
     extended = with_added_classes(model, 1)

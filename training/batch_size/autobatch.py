@@ -250,7 +250,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_advice(
-    batch_size: int, image_size: int, device: torch.device, processes: int, stride: int = 32
+    batch_size: int,
+    image_size: int,
+    device: torch.device,
+    processes: int,
+    stride: int = 32,
+    *,
+    may_recompute: bool = True,
 ) -> Iterator[None]:
     """Raise FaultError, with advice on what to change, if the block runs out of memory.
 
@@ -260,6 +266,7 @@ def memory_advice(
         device: that runs out of memory.
         processes: of which the batch size must be a multiple.
         stride: of which the side must be a multiple.
+        may_recompute: whether --checkpoint-activations would help, and can be given.
     """
     try:
         yield
@@ -275,12 +282,14 @@ def memory_advice(
         smaller_size = image_size * 3 // 4 // stride * stride
         if smaller_size >= 2 * stride:
             flags.append(f"--imgsz {smaller_size}")
-        flags.append("--checkpoint-activations")
+        if may_recompute:
+            flags.append("--checkpoint-activations")
 
         cause = one_line(error, 200) or type(error).__name__
+        smaller = f"try {', '.join(flags)}; " if flags else ""
         raise FaultError(
             f"out of memory on {device} with --batch-size {batch_size} and --imgsz {image_size}: "
-            f"try {', '.join(flags)}; --batch-size -1 finds the largest batch that fits ({cause})"
+            f"{smaller}--batch-size -1 finds the largest batch that fits ({cause})"
         ) from error
 
 

@@ -39,10 +39,12 @@ class Distillation:
     def add_to(self, criterion: Loss, gain: float) -> Loss:
         """Return the loss with the terms of distillation, or as it is without a teacher.
 
-        gain: of these terms.
+        gain: of these terms. Raises ValueError for 0, with which a teacher would only cost time.
         """
         if self.teacher is None or self.shared is None:
             return criterion
+        if gain == 0:
+            raise ValueError("--teacher: the hyper-parameter `distillation` is 0: leave it out")
         return DistillationLoss(criterion, self.model.head, self.teacher, self.shared, gain)
 
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from models.weights.kestrel import load_detector, require_checkpoint
-from models.weights.pretrained import fetch_weights
+from models.weights.kestrel import fetch_detector, load_detector, require_checkpoint
 from training.checkpoints.contents import Checkpoint
 from training.settings.config import TrainConfig
 from utils.files import sha256_of
@@ -21,14 +20,29 @@ DIGITS = 16  # of the SHA-256
 def with_teacher_digest(flags: TrainConfig) -> TrainConfig:
     """Return the flags with the digest of the file that --teacher names, if it names one.
 
-    Raises ValueError if it cannot be read as a checkpoint.
+    Raises ValueError if it cannot be read as a checkpoint, or if the flags are those of a search,
+    with its digest, and the file has changed.
     """
     if not flags.teacher:
         return flags
-    path = Path(flags.teacher[0])
+    name, *known = flags.teacher
     with naming_the_flag():
-        require_checkpoint(path)
-    return replace(flags, teacher=(flags.teacher[0], _digest(path)))
+        require_checkpoint(Path(name))
+    digest = _digest(Path(name))
+    if known and known != [digest]:
+        raise ValueError(f"--teacher {printable(name)}: has changed since the search began")
+    return replace(flags, teacher=(name, digest))
+
+
+def with_teacher_of_search(flags: TrainConfig) -> TrainConfig:
+    """Return the flags of a new search as `with_teacher_digest`; download the teacher if asked.
+
+    All trainings of a search learn from the same file.
+    """
+    if flags.teacher and flags.download:
+        with naming_the_flag():
+            fetch_detector(flags.teacher[0])
+    return with_teacher_digest(flags)
 
 
 def check_new_teacher(flags: TrainConfig) -> None:
@@ -41,7 +55,7 @@ def check_new_teacher(flags: TrainConfig) -> None:
     file = flags.teacher[0]
     with naming_the_flag():
         if flags.download:
-            fetch_weights(file)
+            fetch_detector(file)
         load_detector(Path(file))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from data import Dataset
-from models.detector import Detector
+from models.detector import Detector, count_detecting
 from training.settings.config import TrainConfig
 from training.settings.recipe import Recipe
 from utils import __version__
@@ -46,12 +46,11 @@ def model_facts(cfg: TrainConfig, model: Detector, training: str, recipe: Recipe
 
     training: device, precision, batch and optimizer, as text. recipe: None if the user chose.
     """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     rows = [
         ("model", cfg.cfg or cfg.weights or "yolov5n.yaml"),
         ("weights", cfg.weights or "random ones"),
         *(("teacher", file) for file in cfg.teacher[:1]),
-        ("parameters", f"{parameters:,}"),
+        ("parameters", f"{count_detecting(model):,}"),
         ("image size", f"{cfg.imgsz} px"),
         ("training", training),
     ]

@@ -19,6 +19,7 @@ import yaml
 
 from training.checkpoints.restart import MARKS, find_previous_attempt
 from training.checkpoints.status import METRICS, is_done, write_status
+from training.distillation.teacher_file import with_teacher_of_search
 from training.nonfinite import NonFiniteError
 from training.search.history import read_history, write_history
 from training.search.mutation import Generation, best_of, fixed_keys, next_hyp
@@ -373,6 +374,7 @@ def find_search(given: str, project: Path) -> Path:
 
 
 def _created(project: Path, flags: TrainConfig, world: World, say: Say) -> Search:
+    flags = with_teacher_of_search(flags)
     path = ""
     lock = None
     if world.is_main:

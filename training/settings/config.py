@@ -51,6 +51,7 @@ NOT_WITH_ADD_CLASSES = {
     "single_cls": "new classes are added to those of the checkpoint",
     "image_weights": "it draws images by the AP of all classes, and old ones need no labels",
     "teacher": "the maps that the new classes are read from are frozen",
+    "checkpoint_activations": "frozen layers keep no activations",
 }
 NOT_WITH_COMPILE = ("rect", "multi_scale", "shard", "checkpoint_activations")
 
@@ -332,6 +333,11 @@ class TrainConfig:
     def minutes_between_saves(self) -> float:
         """Minutes between saves within an epoch; 0: none."""
         return 0 if self.nosave else self.save_minutes
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether --checkpoint-activations would save memory, and can be given."""
+        return not self.checkpoint_activations and not self.add_classes and self.compile == "off"
 
     @property
     def one_shape(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.batch_size.autobatch import is_out_of_memory
+from training.distillation.teacher_file import with_teacher_of_search
 from training.nonfinite import NonFiniteError
 from training.search.evolve import Train
 from training.search.outcome import failure_of, read_best_metrics, read_settings
@@ -77,7 +78,7 @@ def open_study(own: TuneFlags, flags: TrainConfig, folder: Path, say: Say) -> St
 
 def compared_settings(own: TuneFlags, flags: TrainConfig) -> dict[str, Any]:
     """Return what must be the same in all processes of a study, as plain values."""
-    values = flags.as_dict()
+    values = with_teacher_of_search(flags).as_dict()
     shared = {name: value for name, value in values.items() if name not in PER_MACHINE}
     paths = {name: values[name] for name in COMPARED_PATHS}
     of_space = {f"the range of {one.name}": one.as_dict() for one in own.space}

@@ -63,6 +63,20 @@ def test_without_regions_it_is_the_loss_of_the_newest_part(model):
     ).weighted_sum(expected)
 
 
+def test_without_regions_training_computes_the_newest_part_only(model):
+    everything = model(images())
+    for ignore_old, parts in ((1.0, 1), (0.5, 2)):
+        criterion = loss_of(model, ignore_old)
+        model.head.training = True  # its layers stay in eval mode, so that the maps are the same
+        raw = model(images())
+        assert len(raw) == parts
+        same = zip(tensors_in(raw[-1]), tensors_in(everything[-1]), strict=True)
+        assert all(own.equal(expected) for own, expected in same)
+        criterion(raw, pad_targets(TARGETS))
+        model.eval()
+        assert len(model(images())) == 2
+
+
 def test_confident_boxes_of_older_parts_are_ignore_regions(model):
     """The same as rows of class -1 in the targets, one for each box that the older part finds."""
     raw = model(images())

@@ -62,6 +62,17 @@ def test_unused_settings_are_named_and_have_no_effect(name):
         )
 
 
+def test_weight_of_a_single_class_has_no_effect_with_anchors():
+    """YOLOv5's head has no class term for it; in others, objects weigh more than background."""
+    for name in MODELS:
+        table = micro_table(MODELS[name], "nc", True) if name == "micro" else name
+        head = build_model(table, 1).head
+        lines: list[str] = []
+        build_loss(head, LossGains(class_weights=(2.0,)), lines.append)
+        expected = ["the loss of this head does not use class_weights: no effect"]
+        assert lines == (expected if name == "yolov5n" else [])
+
+
 def test_defaults_and_names_are_those_of_hyper_parameter_files():
     """Gains relative to the defaults are 1 without a file."""
     assert loss_gains(Hyp(), 0.0) == LossGains()

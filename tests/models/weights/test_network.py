@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from models import build_model
-from models.blocks.torchvision_backbone import NAMES, build_network
+from models.blocks.torchvision_backbone import NAMES, TorchvisionBackbone, build_network
 from models.detector import Detector
 from models.tables.find import model_names
 from models.tables.read import read_table
-from models.weights.kestrel import is_network, load_detector
+from models.weights.kestrel import fetch_detector, is_network, load_detector
 from models.weights.network import copy_network
 from models.weights.pretrained import _is_date, source_of_missing, where_published
 from models.weights.torchvision_files import torchvision_file, torchvision_files
@@ -183,7 +183,8 @@ def test_missing_file_answers_where_it_is_published(tmp_path):
     name = next(name for name, file in torchvision_files().items() if file.network == "resnet18")
     url = f"https://download.pytorch.org/models/{name}"
     assert where_published(tmp_path / name) == (
-        f"Its authors publish it at {url}: train.py and val.py fetch it with --download"
+        f"Its authors publish it at {url}: train.py fetches it with --download, for a table given "
+        "with --cfg"
     )
     source = source_of_missing(str(tmp_path / name))
     assert source is not None
@@ -191,6 +192,24 @@ def test_missing_file_answers_where_it_is_published(tmp_path):
     assert name.endswith(f"-{source.digits}.pth")
     assert torchvision_file("resnet18-00000000.pth") is None
     assert where_published(tmp_path / "resnet18-00000000.pth") == ""
+
+
+def test_network_is_not_downloaded_as_a_detector(tmp_path, monkeypatch):
+    def fetch(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("models.weights.pretrained.fetch", fetch)
+    name = next(name for name, file in torchvision_files().items() if file.network == "resnet18")
+    sentence = "is a file of resnet18, which classifies images and is no detector: train.py takes"
+    with pytest.raises(ValueError, match=sentence):
+        fetch_detector(str(tmp_path / name))
+
+
+def test_network_whose_tensors_have_other_names_is_refused(state, tmp_path, monkeypatch):
+    """Nothing would be copied, and the run would count as one that starts from trained weights."""
+    monkeypatch.setattr(TorchvisionBackbone, "own_names", lambda *_: {})
+    with pytest.raises(ValueError, match=r"\d+ tensors of its backbone have other names in a file"):
+        copy_network(build_model(TABLE, 3), save_published(tmp_path, state))
 
 
 def test_ready_tables_are_named_as_their_networks():

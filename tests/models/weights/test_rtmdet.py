@@ -209,12 +209,21 @@ def test_class_names_are_those_of_the_data_set_else_of_coco_else_numbers():
     assert _class_names(None, 2) == ["0", "1"]
 
 
+def nested_lists(depth: int) -> list:
+    """A list of 2**depth lists, in the memory of `depth`."""
+    nested: list = []
+    for _ in range(depth):
+        nested = [nested, nested]
+    return nested
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         (["a"], "its dataset_meta has 1 class names for 2 classes"),
         ("ab", "its dataset_meta has no list of class names for 2 classes"),
-        (["a", 7], "the class name 7 is not printable text"),
+        (["a", 7], "its dataset_meta has a class name that is no text"),
+        (["a", nested_lists(60)], "its dataset_meta has a class name that is no text"),
         (["a", ""], "the class name  is not printable text"),
         (["a", "\x1b[2J"], r"the class name \\x1b[2J is not printable text"),
         (["a", "b" * 1001], "is not printable text"),

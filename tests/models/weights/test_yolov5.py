@@ -798,8 +798,19 @@ def test_nested_shared_lists_and_modules_are_rejected(watch, memory_limit, model
     for _ in range(30):
         twins, inner = nn.Module(), twins
         twins.a = twins.b = inner
-    assert "it has more than 20000 modules" in error_message(
+    assert "it has more than 20,000 modules" in error_message(
         save_external(tmp_path / "b.pt", twins)
+    )
+
+    # Places without a module, in a module that is shared: reading them takes time, too.
+    empty = nn.Module()
+    for number in range(300):
+        empty.register_module(f"none{number}", None)
+    shared = nn.Module()
+    for number in range(100):
+        shared.register_module(f"shared{number}", empty)
+    assert "it has more than 20,000 modules" in error_message(
+        save_external(tmp_path / "c.pt", shared)
     )
 
 

@@ -487,6 +487,21 @@ def test_out_of_memory_advice_names_smaller_settings(batch, size, processes, adv
         assert str(caught.value) == f"out of memory on cpu with {advice} {hint} ({first})"
 
 
+@pytest.mark.parametrize(
+    ("batch", "side", "advice"),
+    [
+        (4, 64, "try --batch-size 2; --batch-size -1 finds"),
+        (1, 32, "--imgsz 32: --batch-size -1 finds"),
+    ],
+)
+def test_out_of_memory_advice_names_what_can_be_given(batch, side, advice):
+    with (
+        pytest.raises(FaultError, match=advice),
+        memory_advice(batch, side, CPU, 1, may_recompute=False),
+    ):
+        raise MemoryError
+
+
 def test_out_of_memory_advice_for_error_without_message():
     with pytest.raises(FaultError, match=r"\(MemoryError\)$"), memory_advice(4, 64, CPU, 1):
         raise MemoryError

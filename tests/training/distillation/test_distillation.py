@@ -111,6 +111,9 @@ def test_run_learns_from_its_teacher(tmp_path):
     other = half(model(images), torch.zeros(0, 6))
     assert (2 * other["output"]).item() == pytest.approx(terms["output"].item(), rel=1e-3)
 
+    with pytest.raises(ValueError, match="the hyper-parameter `distillation` is 0: leave it out"):
+        distillation.add_to(build_loss(model.head, LossGains()), 0.0)
+
     # A resumed model has the projections, and keeps them.
     resumed = Detector(model.table)
     convs = resumed.projections

@@ -16,12 +16,14 @@ import torch
 from tests.support.pretended_training import PretendedTraining, by_learning_rate
 from tests.support.small_run import files_of
 from tests.support.thread_ranks import run_ranks, thread_worlds
+from training.distillation.teacher_file import with_teacher_digest
 from training.nonfinite import NonFiniteError
 from training.search.evolve import evolve, find_search
 from training.search.history import read_history
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp
 from utils.distributed.world import World
+from utils.files import sha256_of
 from utils.loggers.base import Logger
 from utils.loggers.registry import LOGGERS
 from utils.terminal import FaultError
@@ -94,6 +96,19 @@ def test_search_trains_the_base_and_mutations_of_the_best(tmp_path, capsys):
         f"best: generation {best.number}, fitness {best.fitness:.5g}, {gain:+.5g} against "
         f"generation 0; train with --hyp {folder}/hyp_evolve.yaml --batch-size 16"
     )
+
+
+def test_all_trainings_of_a_search_have_the_same_teacher(tmp_path):
+    teacher = tmp_path / "teacher.pt"
+    teacher.write_bytes(b"one")
+    train = run(flags_for(tmp_path, evolve=2, teacher=(str(teacher),)))
+    given = [config for config, _ in train.calls]
+    assert [config.teacher for config in given] == [(str(teacher), sha256_of(teacher)[:16])] * 2
+    assert with_teacher_digest(given[0]).teacher == given[0].teacher
+
+    teacher.write_bytes(b"another")
+    with pytest.raises(ValueError, match=r"teacher\.pt: has changed since the search began"):
+        with_teacher_digest(given[0])
 
 
 def test_search_of_one_training(tmp_path):
