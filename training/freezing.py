@@ -33,8 +33,9 @@ def freeze(model: Detector, layers: Sequence[int]) -> list[nn.Module]:
     for layer in frozen:
         layer.requires_grad_(False)
 
-    # Projections to a teacher's maps do not count: best.pt does not keep them.
-    if not any(parameter.requires_grad for parameter in model.layers.parameters()):
+    # Projections and an auxiliary branch do not count: they detect nothing.
+    detecting = model.layers[: model.head_position + 1]
+    if not any(parameter.requires_grad for parameter in detecting.parameters()):
         raise ValueError(f"{flag}: no parameter is left to train")
     return frozen
 

@@ -53,10 +53,18 @@ def test_freeze_rejects_invalid_layers(model, layers, text):
         freeze(model, layers)
 
 
-def test_projections_to_a_teacher_are_nothing_to_train(model):
+def test_what_only_training_computes_is_nothing_to_train(model):
+    """Projections to the maps of a teacher, and an auxiliary branch."""
     model.add_projections([8, 8, 8])
     with pytest.raises(ValueError, match="--freeze 25: no parameter is left to train"):
         freeze(model, [25])
+
+    with torch.device("meta"):
+        with_branch = build_model("yolov9t.yaml", 3)
+    assert with_branch.auxiliary_layers
+    up_to_head = with_branch.head_position + 1
+    with pytest.raises(ValueError, match="no parameter is left to train"):
+        freeze(with_branch, [up_to_head])
 
 
 def test_all_but_the_newest_head_is_frozen(model):
