@@ -44,7 +44,7 @@ from utils.log import Say, say_nothing
 from utils.printable import printable
 from utils.shared_memory import SharedBytes, has_memfd
 from utils.terminal import FaultError
-from utils.threads import map_in_threads
+from utils.threads import map_in_threads, usable_cores
 
 UPLOAD_BYTES = 2**26  # per copy to the GPU
 VERSION = 2  # increase it when a change of the code gives other bytes for the same files
@@ -470,7 +470,7 @@ class _Split:
             pixels[offsets[index] : offsets[index + 1]] = self.source(index).reshape(-1)
 
         numbers = range(len(self.source.labels))
-        written = map_in_threads(write, numbers, os.cpu_count() or 1)
+        written = map_in_threads(write, numbers, usable_cores())
         disable = None if progress else True  # None: show the bar on a terminal only
         # the scan has reported what decoders print, with the file
         with quiet_decoder(), caught_messages():

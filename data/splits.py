@@ -25,6 +25,7 @@ from utils.flags import class_ids, is_number
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
+from utils.threads import usable_cores
 
 SHOWN_CLASSES = 5  # of those without a box in the val split
 
@@ -381,7 +382,7 @@ def read_split(
     Raises ValueError as `scan` does, with the split if it is empty.
     """
     cache = cache_folder(cache_dir)
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
 
     try:
         labels, report = scan(

@@ -216,6 +216,7 @@ def one_gpu() -> None:
 
 def many_cores() -> None:
     os.cpu_count = lambda: 16
+    os.sched_getaffinity = lambda _: set(range(16))
 
 
 def short_timeouts() -> None:

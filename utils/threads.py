@@ -1,4 +1,4 @@
-"""Threads: map a function over items, iterate ahead of a consumer, run a job beside the caller."""
+"""Threads: how many may run, a function over items, items ahead of a consumer, a job beside it."""
 
 import os
 import queue
@@ -19,6 +19,17 @@ Result = TypeVar("Result")
 BLOCK = 64  # items per thread and block
 JOIN_S = 10.0  # the longest time to wait for a prefetching thread to end
 POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on, at least 1.
+
+    Fewer than the machine has in a job of SLURM or a container that is bound to some of them.
+    """
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
 
 # ---- a function over many items
 

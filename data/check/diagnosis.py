@@ -20,6 +20,7 @@ from data.check.unlabeled import check_unlabeled
 from data.images import IMAGE_FOLDERS
 from data.layouts.similar import thumbnails_of
 from utils.printable import printable
+from utils.threads import usable_cores
 
 Watch = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -41,7 +42,7 @@ def diagnose(examined: Examined, cache: Path | None, *, progress: bool = False) 
 
     paths = examined.paths()
     diagnosis.folder = printable(_folder_of(paths))
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
     compared = _bar("thumbnails", len(paths), progress)
     thumbnails = thumbnails_of(paths, cache, threads, compared)
     looked_at = _bar("copies", None, progress)

@@ -22,6 +22,7 @@ from data.report import Problem, first_of
 from utils.files.folders import RUN_DATA, make_folder
 from utils.files.writers import write_text, write_yaml
 from utils.printable import counted, excerpt, printable
+from utils.threads import usable_cores
 
 LISTS = {split: f"{split}.txt" for split in SPLITS}
 WEIGHTED_LIST = "train-weight-{:g}.txt"  # of the training images of one weight
@@ -301,7 +302,7 @@ def _held_out(
         folder: where the lists of the last time are, if there was one.
         cache: as in `write_data_set`.
     """
-    similar = similar_groups(sorted(names), cache, os.cpu_count() or 1)
+    similar = similar_groups(sorted(names), cache, usable_cores())
     held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
 
     share = f"{len(held_out.val):,} of {counted(len(names), 'image')}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from data.shapes.drawing import SPLITS, Drawing, draw_image
 from data.shapes.plan import NAMES
 from utils.images.opencv import cv2
-from utils.threads import map_in_threads
+from utils.threads import map_in_threads, usable_cores
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "datasets" / "shapes"
 MARKER = "shapes.json"  # in the folder of a finished data set: the settings it was made with
@@ -128,7 +128,7 @@ def _write_set(folder: Path, settings: dict[str, int]) -> None:
         drawing = draw_image(settings["seed"], split, index, settings["size"])
         _write_drawing(drawing, folder, f"{split}/{index:06}")
 
-    for _ in map_in_threads(write, numbered, os.cpu_count() or 1):
+    for _ in map_in_threads(write, numbered, usable_cores()):
         pass
 
     names = ", ".join(NAMES)

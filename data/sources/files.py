@@ -10,7 +10,7 @@ from data.sources.video import video_frames, video_length
 from utils.images.decode import decode_bgr, quiet_decoder, read_bytes
 from utils.images.detections import Frame
 from utils.printable import printable
-from utils.threads import map_ahead
+from utils.threads import map_ahead, usable_cores
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def decoding_threads() -> int:
 
     The model needs the other cores, unless it runs on a GPU.
     """
-    return max(1, (os.cpu_count() or 1) // 4)
+    return max(1, usable_cores() // 4)
 
 
 class FileSource:

@@ -686,6 +686,7 @@ def test_both_loaders_of_a_run_share_the_memory_of_a_process(
     batch_bytes = 2 * SIDE * SIDE * 3  # a process draws two of the four images
     monkeypatch.setattr("utils.distributed.memory.free_ram", lambda: 8 * 7 * batch_bytes)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     labels = write_data(tmp_path)
     images = DecodedImages(labels, SIDE)
     lines: list[str] = []

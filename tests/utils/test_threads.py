@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from utils.terminal import FaultError
-from utils.threads import BackgroundTask, map_ahead, prefetch
+from utils.threads import BackgroundTask, map_ahead, prefetch, usable_cores
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,3 +212,11 @@ raise KeyboardInterrupt
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30, check=False
     )
     assert ended.stderr.endswith(b"KeyboardInterrupt\n")
+
+
+def test_usable_cores_are_those_that_the_process_is_bound_to(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.delattr("os.sched_getaffinity")
+    assert usable_cores() == 16

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from utils.distributed.launch import RankInfo
+from utils.threads import usable_cores
 
 
 def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
@@ -145,7 +146,9 @@ def loader_workers(wanted: int, batch_size: int, device: torch.device, local_siz
     At most `wanted` and at most `batch_size`. The workers of all `local_size` processes on a
     machine together use at most all cores, or half of them if the model runs on the CPU as well.
     """
-    cores = (os.cpu_count() or 1) // local_size
+    # A launcher may bind each process to cores of its own, or all of them to the same.
+    share = (os.cpu_count() or 1) // local_size
+    cores = min(share, usable_cores())
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
 
 

@@ -227,9 +227,18 @@ def test_number_of_processes_to_spawn(machine):
 
 def test_loader_workers_share_the_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("utils.distributed.devices.usable_cores", lambda: 16)
     assert [loader_workers(99, 99, GPU, processes) for processes in (1, 2, 8, 32)] == [16, 8, 2, 0]
     assert [loader_workers(99, 99, CPU, processes) for processes in (1, 2, 8, 16)] == [8, 4, 1, 0]
     assert loader_workers(3, 99, GPU) == loader_workers(99, 3, GPU) == 3
+
+
+def test_loader_workers_use_the_cores_that_a_process_is_bound_to(monkeypatch):
+    """Of 16 cores: 4 for a job, or 4 for each of its 2 or 4 processes."""
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("utils.distributed.devices.usable_cores", lambda: 4)
+    assert [loader_workers(99, 99, GPU, processes) for processes in (1, 2, 4, 8)] == [4, 4, 4, 2]
+    assert [loader_workers(99, 99, CPU, processes) for processes in (1, 2, 4, 8)] == [2, 2, 2, 1]
 
 
 def test_weights_dtype_of_each_precision():
