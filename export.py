@@ -206,7 +206,7 @@ from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
 from models.loading import classes_before, description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
-from training.evaluation import evaluate_split, required_classes
+from training.evaluation import evaluate_split
 from utils import __version__
 from utils.distributed.devices import loader_workers, pick_devices
 from utils.distributed.host_copies import to_device
@@ -359,7 +359,7 @@ class DatasetImages:
         """
         # The model with the classes of the data set.
         model = loaded_from_metadata(backend)
-        names, class_ids = required_classes(model, self.dataset)
+        names, class_ids = self.dataset.required_classes(model.names, merged=model.single_class)
         if names is not None:
             model = model.with_classes(names, self.dataset.spec.names)
         evaluated = model.backend

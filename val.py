@@ -188,7 +188,6 @@ from models.loading import (
 )
 from models.weights.kestrel import fetch_detector
 from training import draw_results, evaluate_split, write_validation_report
-from training.evaluation import required_classes
 from training.settings.config import PER_MACHINE
 from utils.distributed import (
     World,
@@ -382,13 +381,14 @@ def combine_members(
     augment: whether to use test-time augmentation. Raises ValueError, with the file's path, if a
     model lacks classes of the data set.
     """
-    names, class_ids = required_classes(members[0], dataset)
+    first = members[0]
+    names, class_ids = dataset.required_classes(first.names, merged=first.single_class)
     all_names = dataset.spec.names
     file = str(dataset.file)
     try:
         combined = combine(paths, members, names, file, augment=augment, among=all_names)
     except ValueError as error:
-        advice = class_flags(members[0], dataset)
+        advice = class_flags(first, dataset)
         if not advice:
             raise
         raise ValueError(f"{error}; {advice}") from None

@@ -107,6 +107,31 @@ class Dataset:
             words.append(str(number) if is_number(name) else name)
         return words
 
+    def required_classes(
+        self, model_names: Sequence[str], *, merged: bool
+    ) -> tuple[Sequence[str] | None, Sequence[int] | None]:
+        """Return the classes that a model must have, and which of them the data have.
+
+        The names are None if a model may have any, the indices if the data have all of the names.
+
+        model_names: of the model's classes. merged: it was trained with all of them as one.
+        """
+        chosen = self.chosen_names
+        if self.single_class:
+            # Where all classes of a model are merged, they may have any names.
+            has_any_names = self.chosen is None or merged
+            return (None if has_any_names else chosen), None
+
+        all_names = self.spec.names
+        if sorted(model_names) == sorted(all_names):
+            return all_names, self.chosen
+
+        if set(chosen) < set(model_names):
+            # The data have some classes of the model, such as those from before --add-classes.
+            others = [name for name in model_names if name not in chosen]
+            return [*chosen, *others], range(len(chosen))
+        return chosen, None
+
     def choose_classes(self, classes: Sequence[int | str], origin: str = "--classes") -> None:
         """Use only these classes of the data, given by name or number, in the order of the data.
 

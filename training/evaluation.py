@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data import Dataset, Loader
+from data import Loader
 from data.labels import Labels
 from data.sampler import EvaluationSampler
 from data.tiles.labels import TiledLabels
@@ -18,7 +18,6 @@ from models import Detector
 from models.assign.targets import pad_targets
 from models.backends import Backend
 from models.backends.in_torch import TorchBackend
-from models.loading import LoadedModel
 from models.losses import Loss
 from models.predict import detections_in_images
 from models.tables.entries import without_distillation
@@ -264,27 +263,3 @@ def evaluate_best(
             interrupted=interrupted,
         )
     return result, epoch
-
-
-def required_classes(
-    model: LoadedModel, dataset: Dataset
-) -> tuple[Sequence[str] | None, Sequence[int] | None]:
-    """Return the classes that a model must have, and which of them the data have.
-
-    The names are None if a model may have any, the indices if the data have all of the names.
-    """
-    chosen = dataset.chosen_names
-    if dataset.single_class:
-        # Where all classes of a model are merged, they may have any names.
-        merges_all = dataset.chosen is None or model.single_class
-        return (None if merges_all else chosen), None
-
-    all_names = dataset.spec.names
-    if sorted(model.names) == sorted(all_names):
-        return all_names, dataset.chosen
-
-    if set(chosen) < set(model.names):
-        # The data have some classes of the model, such as those from before --add-classes.
-        others = [name for name in model.names if name not in chosen]
-        return [*chosen, *others], range(len(chosen))
-    return chosen, None

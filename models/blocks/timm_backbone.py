@@ -58,7 +58,13 @@ class TimmBackbone(Backbone):
         for key in self.body.state_dict():
             in_network = key.removeprefix(wrapper).replace(f".{NORM}.", ".")
             own[in_network.replace(".", "_")] = key
-        return {key: own[flat] for key in published if (flat := key.replace(".", "_")) in own}
+
+        names = {}
+        for key in published:
+            flat = key.replace(".", "_")
+            if flat in own:
+                names[key] = own[flat]
+        return names
 
 
 def _timm() -> Any:

@@ -99,6 +99,14 @@ def state_entries(loaded: Any, key: str) -> dict[Any, Any]:
     return entries
 
 
+def out_channels(state: Mapping[str, Tensor], key: str) -> int:
+    """Return the output channels of a convolution. Raises ValueError if it is missing."""
+    weight = state.get(key)
+    if weight is None or weight.ndim != 4:
+        raise ValueError(f"it has no convolution {key}")
+    return weight.shape[0]
+
+
 def fill_model(model: Detector, state: Mapping[str, Tensor], fitting: str) -> None:
     """Give a model on the meta device its tensors, named as in its state dict.
 

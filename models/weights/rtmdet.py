@@ -21,6 +21,7 @@ from models.weights.external import (
     conversion_errors,
     external_errors,
     fill_model,
+    out_channels,
     read_state,
     state_entries,
 )
@@ -237,8 +238,8 @@ def _table(given: Contents, source: str) -> dict[str, Any]:
     """Return the resolved table of the model, whose depth and width show in the tensors."""
     state = given.state
     blocks = _second_stage_blocks(state)
-    channels = _out_channels(state, WIDTH)
-    classes = _out_channels(state, CLASSES)
+    channels = out_channels(state, WIDTH)
+    classes = out_channels(state, CLASSES)
 
     is_exponential = _is_exponential(given)
     table, _ = load_model_table("rtmdet_m" if is_exponential else "rtmdet_tiny")
@@ -258,14 +259,6 @@ def _second_stage_blocks(state: Mapping[str, Tensor]) -> int:
     return len(numbers)
 
 
-def _out_channels(state: Mapping[str, Tensor], key: str) -> int:
-    """Return the output channels of a convolution. Raises ValueError if it is missing."""
-    weight = state.get(key)
-    if weight is None or weight.ndim != 4:
-        raise ValueError(f"it has no convolution {key}")
-    return weight.shape[0]
-
-
 def _is_exponential(given: Contents) -> bool:
     """Return whether distances are exponential.
 
@@ -276,7 +269,7 @@ def _is_exponential(given: Contents) -> bool:
     if len(stated) == 1:
         return stated.pop()
 
-    channels = _out_channels(given.state, FIRST)
+    channels = out_channels(given.state, FIRST)
     blocks = _second_stage_blocks(given.state)
     by_depth = EXPONENTIAL_BY_BLOCKS.get(blocks)
     by_width = EXPONENTIAL_BY_WIDTH.get(channels, by_depth)

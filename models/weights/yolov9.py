@@ -23,6 +23,7 @@ from models.weights.external import (
     conversion_errors,
     external_errors,
     fill_model,
+    out_channels,
     read_state,
 )
 from utils.files.pickled import TensorReader, mapping_entries, open_saved
@@ -124,7 +125,7 @@ def _table(given: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     of_one_model |= {
         "source": source,
         "depth_multiple": 1.0,
-        "width_multiple": _channels(given, FIRST) / first_channels,
+        "width_multiple": out_channels(given, FIRST) / first_channels,
         "channel_multiple": 1,
     }
 
@@ -134,21 +135,13 @@ def _table(given: Mapping[str, Tensor], source: str) -> dict[str, Any]:
             *rows, (sources, number, module, _) = of_one_model[part]
             args = ["nc", *_bins_and_class_channels(given, layer)]
             of_one_model[part] = [*rows, [sources, number, module, args]]
-    return resolve(of_one_model, None, _channels(given, CLASSES))
+    return resolve(of_one_model, None, out_channels(given, CLASSES))
 
 
 def _bins_and_class_channels(given: Mapping[str, Tensor], layer: int) -> Sequence[int]:
     """Return the bins of a head, and the channels of its class branch, which no rule tells."""
-    bins = _channels(given, f"{layer}.heads.0.anchor_conv.2.weight") // 4
-    return bins, _channels(given, f"{layer}.heads.0.class_conv.0.conv.weight")
-
-
-def _channels(given: Mapping[str, Tensor], key: str) -> int:
-    """Return the output channels of a convolution. Raises ValueError if it is missing."""
-    weight = given.get(key)
-    if weight is None or weight.ndim != 4:
-        raise ValueError(f"it has no convolution {key}")
-    return weight.shape[0]
+    bins = out_channels(given, f"{layer}.heads.0.anchor_conv.2.weight") // 4
+    return bins, out_channels(given, f"{layer}.heads.0.class_conv.0.conv.weight")
 
 
 def _layer_and_rest(key: str) -> tuple[int, str]:
