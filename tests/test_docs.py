@@ -38,7 +38,7 @@ from data.check import __main__ as data_check
 from data.convert.__main__ import parse_args as parse_convert
 from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
-from models.build import check_shapes
+from models.build import build_model, check_shapes
 from models.export import FORMATS
 from models.export.metadata import Suppression
 from models.head_registry import HEADS
@@ -48,6 +48,7 @@ from models.tables.find import load_model_table
 from models.tables.resolve import resolve
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
+from tests.support.yolox import to_yolox_state
 from training.check import __main__ as training_check
 from training.compare.__main__ import parse_args as parse_compare
 from training.search.evolve import evolve
@@ -443,20 +444,25 @@ def test_readme_commands_run_in_order(small, tmp_path, monkeypatch):
         words for block in blocks if not block.language for words in split_commands(block.text)
     ]
     played = [words for words in commands if words[1] in SCRIPTS]
-    trained = ["train.py", "train.py", "train.py", "train.py"]
+    trained = ["train.py"] * 5
     assert [words[1] for words in played] == ["train.py", "detect.py", *trained, "val.py"]
+
+    published = Path("yolox_nano.pth")
+    torch.save({"model": to_yolox_state(build_model("yolox_nano", 80))}, published)
     for words in played:
-        run_in_process(words, small)
+        table = ["--cfg", "yolox_nano.yaml"] if published.name in words else []
+        run_in_process(words, {**small, "train.py": [*small["train.py"], *table]})
+
     assert sorted(str(path) for path in Path("runs").glob("*/*")) == [
         "runs/detect/exp",
-        *(f"runs/train/exp{number}" for number in ("", "2", "3", "4")),
+        *(f"runs/train/exp{number}" for number in ("", "2", "3", "4", "5")),
         "runs/val/exp",
     ]
     rows = [
         len(Path(f"runs/train/{run}/results.csv").read_text().splitlines())
-        for run in ("exp", "exp2", "exp3", "exp4")
+        for run in ("exp", "exp2", "exp3", "exp4", "exp5")
     ]
-    assert rows == [2, 2, 2, 3]  # a header and an epoch; the resumed run has two
+    assert rows == [2, 2, 2, 2, 3]  # a header and an epoch; the resumed run has two
 
     code = next(block for block in blocks if block.language == "python")
     cv2.imwrite("photo.jpg", np.zeros((48, 64, 3), np.uint8))
