@@ -775,6 +775,7 @@ def open_model(
         anchors_per_level=round(run.hyp.anchors),
         fit=not cfg.noautoanchor,
         box_sizes=box_sizes,
+        image_size=cfg.imgsz,
         anchor_t=run.hyp.anchor_t,
         seed=cfg.seed,
         download=cfg.download,

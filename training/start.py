@@ -1,7 +1,7 @@
 """The model at the start of a run: its table, trained weights, and a head fitted to the boxes."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from models.tables.resolve import resolve
 from models.weights.kestrel import fetch_detector, is_network, load_detector
 from models.weights.network import copy_network, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing
+from models.weights.trained_settings import trained_settings
 from models.weights.transfer import Copied, transfer, with_added_classes
 from training.settings.recipe import TrainedWeights
 from utils.distributed.world import World
@@ -66,6 +67,7 @@ def start_model(
     anchors_per_level: int,
     fit: bool,
     box_sizes: Callable[[int], NDArray[np.float64]],
+    image_size: int,
     anchor_t: float,
     seed: int,
     download: bool,
@@ -87,6 +89,7 @@ def start_model(
             of `anchors_per_level` always are.
         box_sizes: takes the model's largest stride, and returns the widths and heights of the boxes
             in pixels at the training size, rounded up to a multiple of the stride, [N, 2].
+        image_size: of the training, in pixels: said if the checkpoint's was another.
         anchor_t: a box and an anchor match if their widths and their heights differ by less than
             this factor.
         seed: for the anchor fitting.
@@ -103,13 +106,14 @@ def start_model(
     if add_classes:
         if anchors_per_level:
             say(f"anchors {anchors_per_level}: no effect: --add-classes keeps those of {weights}")
-        return extended_model(weights, names, say)
+        return extended_model(weights, names, image_size, say)
     source: Detector | None = None
     source_names: list[str] = []
     of_backbone = bool(weights and cfg) and is_network(Path(weights))
     if weights and not of_backbone:
         source, checkpoint = load_detector(Path(weights))
         source_names = checkpoint["names"]
+        say_other_size(weights, checkpoint, image_size, say)
 
     # The model, with random weights.
     table: str | dict[str, Any] = cfg or "yolov5n.yaml"
@@ -149,17 +153,18 @@ def start_model(
 
 
 def extended_model(
-    weights: str, names: Sequence[str], say: Say
+    weights: str, names: Sequence[str], image_size: int, say: Say
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model of a checkpoint with a head for the new classes, and what it starts from.
 
     Anchors, and where images lie on their canvases, are the checkpoint's, so that its old classes
     are found as before.
 
-    weights: the checkpoint. names: the checkpoint's, then the new ones. say: logs a sentence about
-    the model, and what is trained.
+    weights: the checkpoint. names: the checkpoint's, then the new ones. image_size: as for
+    `start_model`. say: logs a sentence about the model, and what is trained.
     """
     old, checkpoint = load_detector(Path(weights))
+    say_other_size(weights, checkpoint, image_size, say)
     old_count = len(checkpoint["names"])
     model = with_added_classes(old, len(names) - old_count)
 
@@ -173,6 +178,19 @@ def extended_model(
     )
     rms = weight_rms(model)
     return model, TrainedWeights(rms, all_classes=False) if rms else None
+
+
+def say_other_size(weights: str, checkpoint: Mapping[str, Any], image_size: int, say: Say) -> None:
+    """Say it if the checkpoint was trained at another image size than it will be.
+
+    The size is not taken from it. Checkpoints of other projects do not state theirs.
+    """
+    config = checkpoint.get("config")
+    if not isinstance(config, dict) or "imgsz" not in config:
+        return
+    before = trained_settings(Path(weights), checkpoint).imgsz
+    if before != image_size:
+        say(f"{weights} was trained at {before} px, this run is at {image_size} px: see --img")
 
 
 def _describe_transfer(

@@ -50,6 +50,7 @@ def start_trained(
         "anchors_per_level": 0,
         "fit": True,
         "box_sizes": lambda stride: SIZES,
+        "image_size": 640,
         "anchor_t": 4.0,
         "seed": 5,
         "download": False,
@@ -99,6 +100,22 @@ def test_number_of_anchors_is_said_to_have_no_effect_on_heads_without(table):
     _, log_lines = start_with_log(path, anchors_per_level=2)
     assert log_lines[1:] == ["anchors 2: the head of this model has no anchors: no effect"]
     assert len(start_with_log(path)[1]) == 1
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["fine-tuned", "--add-classes"])
+def test_another_size_than_the_checkpoint_was_trained_at_is_said(tiny_model, tmp_path, added):
+    path = tmp_path / "old.pt"
+    model = build_model(tiny_model, 2)
+    saved = {"model": model.state_dict(), "table": model.table, "names": NAMES[:2]}
+    sentence = f"{path} was trained at 320 px, this run is at 640 px: see --img"
+    for config, size, said in (
+        ({"imgsz": 320}, 640, True),
+        ({"imgsz": 320}, 320, False),
+        ({}, 640, False),  # nothing is known
+    ):
+        checkpoint_file.save(path, saved | {"config": config})
+        _, log_lines = start_with_log("", str(path), add_classes=added, image_size=size)
+        assert (sentence in log_lines) == said, log_lines
 
 
 def test_anchors_are_broadcast_from_rank_0(tiny_model):
