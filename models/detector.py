@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.blocks import Backbone, Layer
+from models.blocks.depthwise import speed_up_gradients
 from models.head_registry import HEADS
 from models.heads import Head, Raw, WithAuxiliary, WithProjections
 from models.heads.projections import Projections
@@ -68,6 +69,7 @@ class Detector(nn.Module):
         self._info: list[LayerInfo] = []
         self._build()
         self._set_batch_norm()
+        speed_up_gradients(self.layers)
         self._freed_after = last_uses(self.rows[: self.head_position + 1])
         self._freed_in_training = last_uses(self.rows, self.head_position)
         self._freed_for_teacher = self._freed_keeping_maps(self.head_position + 1)
