@@ -114,11 +114,12 @@ def speed_up_gradients(module: nn.Module) -> None:
     networks of other libraries can have it, too. Subclasses of nn.Conv2d stay as they are.
     """
     for conv in module.modules():
-        if type(conv) is nn.Conv2d and _is_slow(conv):
+        if type(conv) is nn.Conv2d and has_slow_gradients(conv):
             conv.__class__ = DepthwiseConv2d
 
 
-def _is_slow(conv: nn.Conv2d) -> bool:
+def has_slow_gradients(conv: nn.Conv2d) -> bool:
+    """Whether it is a depthwise convolution that DepthwiseConv2d computes faster."""
     is_depthwise = 1 < conv.groups == conv.in_channels == conv.out_channels
     is_large = max(conv.kernel_size) > FAST_KERNEL or max(conv.stride) > 1
     is_plain = conv.padding_mode == "zeros" and conv.dilation == (1, 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.backbone import IMAGE_CHANNELS, TRIAL_SIDE, Backbone, FeatureMap
+from models.blocks.depthwise import DepthwiseConv2d, has_slow_gradients
 from utils.optional_packages import import_optional
 from utils.printable import did_you_mean, excerpt, one_line
 
@@ -120,6 +121,7 @@ def _extractor(name: str, indices: Sequence[int]) -> nn.Module:
     network: nn.Module = _timm().create_model(name, **settings)
     _switch_off_randomness(network)
     _separate_activations(network)
+    speed_up_same_padding(network)
 
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d) and type(module) is not nn.BatchNorm2d:
@@ -155,6 +157,26 @@ def _separate_activations(network: nn.Module) -> None:
                 parts["drop"] = module.drop
             parts["act"] = module.act
             setattr(parent, name, nn.Sequential(parts))
+
+
+class SamePaddedDepthwise(DepthwiseConv2d):
+    """timm's Conv2dSame of each channel by itself: maps are padded by what their size needs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        from timm.layers import pad_same
+
+        padded = pad_same(input, list(self.kernel_size), list(self.stride), list(self.dilation))
+        return super().forward(padded)  # whose own padding is 0
+
+
+def speed_up_same_padding(network: nn.Module) -> None:
+    """As speed_up_gradients, for the convolutions of networks named tf_."""
+    from timm.layers import Conv2dSame
+
+    faster: Any = SamePaddedDepthwise  # no subclass of Conv2dSame, as types would have it
+    for conv in network.modules():
+        if type(conv) is Conv2dSame and has_slow_gradients(conv):
+            conv.__class__ = faster
 
 
 def plain_batch_norm(module: nn.BatchNorm2d) -> nn.BatchNorm2d:

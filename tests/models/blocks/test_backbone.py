@@ -189,7 +189,9 @@ def test_missing_timm_is_named_in_one_sentence(monkeypatch):
         build_model(table("TimmBackbone", "resnet18"), 3)
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "resnet18", "cspnext_s"])
+@pytest.mark.parametrize(
+    "name", ["test_efficientnet", "test_convnext", "resnet18", "cspnext_s", "tf_efficientnet_lite0"]
+)
 def test_maps_equal_those_of_timms_own_extractor(name):
     """With weights under the names of the whole network, as its published files have them."""
     timm = pytest.importorskip("timm", reason="an optional package")
@@ -207,6 +209,29 @@ def test_maps_equal_those_of_timms_own_extractor(name):
         theirs = network.forward_intermediates(images(), intermediates_only=True)
         for own, other in zip(layer(images()), theirs[-3:], strict=True):
             torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 7)], ids=str)
+def test_same_padded_convolutions_have_the_gradients_of_timms(size):
+    layers = pytest.importorskip("timm.layers", reason="an optional package")
+    from models.blocks.timm_backbone import SamePaddedDepthwise, speed_up_same_padding
+
+    network = nn.Sequential(layers.Conv2dSame(3, 3, 5, 2, groups=3), layers.Conv2dSame(3, 4, 5, 2))
+    faster = copy.deepcopy(network)
+    speed_up_same_padding(faster)
+    assert [type(layer) for layer in faster] == [SamePaddedDepthwise, layers.Conv2dSame]
+
+    found = []
+    maps = torch.rand(2, 3, *size, requires_grad=True)
+    for conv, dtype in ((network[0], torch.float32), (faster[0], torch.bfloat16)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = conv(maps)
+        assert out.dtype == dtype
+        total = out.float().square().sum()
+        found.append([out.float(), *torch.autograd.grad(total, [maps, *conv.parameters()])])
+    for expected, value in zip(*found, strict=True):
+        tolerance = 0.03 * expected.abs().max().item()  # bfloat16 has 8 digits
+        torch.testing.assert_close(value, expected, rtol=0.03, atol=tolerance)
 
 
 def test_batch_norm_of_timm_can_be_synchronized():
