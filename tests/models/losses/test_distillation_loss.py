@@ -22,6 +22,7 @@ from models.losses.distillation import (
     output_sum,
     paired,
 )
+from models.losses.fixed_point import STEPS
 from utils.nested import tensors_in
 
 SIDE = 64
@@ -276,8 +277,15 @@ def test_a_teacher_that_is_the_model_teaches_nothing(head):
 
 @pytest.mark.parametrize("boxes", [0, 3])
 def test_shares_of_two_processes_add_up(boxes):
-    """An image each, without boxes, too; the counts are the only exchange."""
+    """An image each, without boxes, too; the counts are the only exchange.
+
+    The teacher is confident, so that the sum of its confidences, at least 1, is more than that.
+    """
     model, teacher = model_of("DistanceDetect"), model_of("Detect", seed=1)
+    with torch.no_grad():
+        for name, value in teacher.head.named_parameters():
+            if name.endswith("bias"):
+                value.add_(5)
     criterion = distilling(model, teacher)
     images = torch.rand(2, 3, SIDE, SIDE, dtype=torch.float64)
     teacher.double()
@@ -308,6 +316,7 @@ def test_shares_of_two_processes_add_up(boxes):
         criterion.begin_batch(part)
         shares.append(criterion(raw_of(part), own, total))
     assert len(counts) == 2
+    assert all(own[-2] > 2 * STEPS for own in counts)
     shares = shares[2:]
     for name, term in whole.items():
         assert sum(share[name] for share in shares).item() == pytest.approx(term.item(), rel=1e-5)
