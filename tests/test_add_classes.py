@@ -26,6 +26,7 @@ from training.settings.config import TrainConfig
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.log import say_nothing
+from utils.metrics.evaluation import Evaluation
 from utils.metrics.fitness import parse_fitness
 
 OLD = ["disc", "square", "bar"]
@@ -61,8 +62,8 @@ def flags(folder: Path, old: Path, data: Path) -> Callable[..., list[str]]:
     return line
 
 
-def run(arguments: list[str], world: World = SINGLE_PROCESS) -> None:
-    train.main(train.parse_args(arguments)[0], world)
+def run(arguments: list[str], world: World = SINGLE_PROCESS) -> Evaluation:
+    return train.main(train.parse_args(arguments)[0], world)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,8 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     more = data.with_name("more.yaml")
     more.write_text("path: .\ntrain: images\nval: images\nnames: [red, teal, ruby]\n")
     words = f"--epochs 1 --data {more} --classes teal --weights {one}/weights/best.pt --name more"
-    run(flags(*words.split(), "--class-weights", "auto"))
+    result = run(flags(*words.split(), "--class-weights", "auto"))
+    assert set(result.detections.class_ids) == {6}  # others would be false in its pictures
     said = capsys.readouterr().out
     assert "--class-weights: teal 1\n" in said
     assert "--class-weights: no effect" not in said

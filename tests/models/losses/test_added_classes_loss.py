@@ -108,6 +108,22 @@ def test_only_the_newest_part_has_gradients(model):
     )
 
 
+def test_shares_of_two_processes_add_up(model):
+    """An image each; the counts are the only exchange."""
+    criterion = loss_of(model, 0.5)
+    raw = [model(image[None]) for image in images()]
+    targets = []
+    for image in range(2):
+        own = TARGETS[TARGETS[:, 0] == image]
+        targets.append(pad_targets(torch.cat([torch.zeros(len(own), 1), own[:, 1:]], 1)))
+
+    parts = list(zip(raw, targets, strict=True))
+    counts = [criterion.assign(*part)[1] for part in parts]
+    shares = [criterion(*part, lambda _: counts[0] + counts[1]) for part in parts]
+    for name, term in criterion(model(images()), pad_targets(TARGETS)).items():
+        assert sum(share[name] for share in shares).item() == pytest.approx(term.item(), rel=1e-4)
+
+
 @pytest.mark.parametrize("confidence", [0.5, 1.0])
 def test_no_targets_and_no_images(model, confidence):
     criterion = loss_of(model, confidence)
