@@ -4,6 +4,7 @@ without chance, folding, and the errors.
 
 import copy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,17 @@ def test_same_padded_convolutions_have_the_gradients_of_timms(size):
     for expected, value in zip(*found, strict=True):
         tolerance = 0.03 * expected.abs().max().item()  # bfloat16 has 8 digits
         torch.testing.assert_close(value, expected, rtol=0.03, atol=tolerance)
+
+
+def test_nothing_random_happens_in_training_of_timm(monkeypatch):
+    """Most networks of timm drop nothing unless they are told to, but some do."""
+    timm = pytest.importorskip("timm", reason="an optional package")
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", partial(create, drop_path_rate=0.5, drop_rate=0.5))
+    layer = timm_model("test_convnext").layers[1].train()
+    state = torch.random.get_rng_state()
+    assert all(map(torch.equal, layer(images()), layer(images())))
+    assert torch.random.get_rng_state().equal(state)
 
 
 def test_batch_norm_of_timm_can_be_synchronized():
