@@ -14,12 +14,15 @@ import torch
 
 import detect
 import export
+import train
 import val
 from models import load
 from models.loading import load_backend
 from models.nms import non_max_suppression
 from models.tables.read import read_table
 from tests.support.exporting import MICRO, NAMES, SIZE, lively_detector, save_checkpoint
+from tests.support.launching import small_run_flags
+from training import evaluation
 from utils.distributed.world import World
 from utils.images.decode import read_image
 from utils.images.letterbox import GRAY
@@ -158,6 +161,19 @@ def test_exported_file_keeps_the_letterbox(exported, weights, rows_by):
     expected = rows_by(val, weights["top_left"], "--square")
     assert_same(rows_by(val, exported), expected, 0.02)
     assert_same(rows_by(detect, exported), expected, 0.02)
+
+
+def test_classes_are_added_to_a_model_that_is_validated_there(weights, data, tmp_path):
+    """Only --add-classes trains such a model; after the epoch, and from best.pt."""
+    new = data.with_name("new.yaml")
+    new.write_text("path: .\ntrain: images\nval: images\nnames: [new, newer, newest]\n")
+    words = f"--add-classes --weights {weights['top_left']} --batch 1 --nosave".split()
+    flags = small_run_flags(new, "", tmp_path, *words)
+    real = evaluation.detections_in_images
+    with mock.patch.object(evaluation, "detections_in_images", wraps=real) as found:
+        train.main(train.parse_args(flags)[0], World(CPU))
+    placements = [placement for call in found.call_args_list for placement in call.args[2]]
+    assert [placement.shift_xy.tolist() for placement in placements] == [[0, 0]] * 6
 
 
 def test_test_time_augmentation_and_tiles_find_the_same(weights, rows_by):

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from data import Draws
+from tests.support.exporting import lively_detector, save_checkpoint
 from tests.support.small_run import (
     CPU,
     NAMES,
@@ -382,6 +383,23 @@ def test_ranks_that_read_different_checkpoints_are_refused(tmp_path, other):
         return True
 
     works = [partial(refused, last, world) for last, world in zip(lasts, worlds, strict=True)]
+    assert run_ranks(works, worlds) == [True, True]
+
+
+def test_ranks_that_read_different_teachers_are_refused(tmp_path, micro_model):
+    """The same name on two machines."""
+    detector = lively_detector(micro_model)
+    teachers = [save_checkpoint(tmp_path / f"{name}.pt", detector) for name in "ab"]
+    teachers[1].write_bytes(teachers[1].read_bytes() + b"\0")
+    worlds = thread_worlds(2)
+
+    def refused(teacher, world):
+        cfg = {"hyp": "hyp.scratch-low.yaml", "optimizer": "SGD", "teacher": (str(teacher),)}
+        with pytest.raises(ValueError, match=r"the command line differs between .*: teacher "):
+            new_run(tmp_path, world, **cfg)
+        return True
+
+    works = [partial(refused, *pair) for pair in zip(teachers, worlds, strict=True)]
     assert run_ranks(works, worlds) == [True, True]
 
 
