@@ -3,6 +3,7 @@ without chance, folding, and the errors.
 """
 
 import copy
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -244,6 +245,19 @@ def test_nothing_random_happens_in_training_of_timm(monkeypatch):
     state = torch.random.get_rng_state()
     assert all(map(torch.equal, layer(images()), layer(images())))
     assert torch.random.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: build_model(table("TorchvisionBackbone", "resnet18"), 3), timm_model],
+    ids=["torchvision", "timm"],
+)
+def test_nothing_is_downloaded(build, monkeypatch):
+    """Weights come from files, or with --download."""
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: asked.append(address) or [])
+    build()
+    assert asked == []
 
 
 def test_batch_norm_of_timm_can_be_synchronized():

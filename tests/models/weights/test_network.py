@@ -167,6 +167,25 @@ def test_nothing_in_a_file_is_executed(state, tmp_path, capsys):
     assert "executed" not in capsys.readouterr().out
 
 
+def execute() -> None:
+    print("executed")
+
+
+class Foreign:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return execute, ()
+
+
+def test_what_is_beside_the_weights_is_not_executed(state, tmp_path, capsys):
+    """Unlike functions of the system, those of a foreign program do not make a file unreadable."""
+    path = tmp_path / "mine.pth"
+    torch.save({"state_dict": dict(state), "args": Foreign()}, path, pickle_module=pickle)
+    torch.load(path, weights_only=False)
+    assert "executed" in capsys.readouterr().out
+    assert copy_network(build_model(TABLE, 3), path).tensors > 0
+    assert "executed" not in capsys.readouterr().out
+
+
 # --------------------------------------------------------------------------------- where they are
 
 

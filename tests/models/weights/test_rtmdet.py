@@ -263,6 +263,15 @@ def test_digits_in_the_name_are_compared(tiny, tmp_path):
 # ------------------------------------------------------------------------------------- models
 
 
+def test_configuration_is_not_executed(tiny, tmp_path):
+    """mmengine's configurations are Python."""
+    made = tmp_path / "made"
+    config = f"open({str(made)!r}, 'w').close()\nbbox_head = dict(exp_on_reg=True)\n"
+    path = save_rtmdet(tmp_path / "mine.pth", tiny, meta={"cfg": config})
+    assert load_detector(path)[0].head.exponential
+    assert not made.exists()
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_detector_of_a_users_own_checkpoint(tiny, tmp_path, zipped):
     meta = {"cfg": "exp_on_reg=True", "dataset_meta": {"classes": ("disc", "bar")}}
