@@ -164,14 +164,18 @@ def test_loss_is_that_of_the_head_and_a_quarter_of_the_other(main, auxiliary):
         expected = main_terms.get(name, 0) + 0.25 * auxiliary_terms.get(name, 0)
         assert term.item() == pytest.approx(float(expected), rel=1e-6)
 
-    # The weights of the epoch, which only the loss of the two outputs has, are those of the head.
-    weighted = criterion.weighted_sum(terms).item()
-    if main != "DualDistanceDetect":
+    # The weights of the terms are those of the head, in each epoch: the loss of the two outputs has
+    # its own, and that with L1 another one without mosaic.
+    for epoch in (0, 1):
+        for loss in (criterion, of_main, of_auxiliary):
+            loss.start_epoch(epoch, 2, without_mosaic=epoch == 1)
+        weighted = criterion.weighted_sum(terms).item()
+        if main == "DualDistanceDetect":
+            assert criterion.main.o2m_weight == of_main.o2m_weight
+            continue
         expected = of_main.weighted_sum(main_terms)
         expected = expected + 0.25 * of_auxiliary.weighted_sum(auxiliary_terms)
         assert weighted == pytest.approx(expected.item(), rel=1e-6)
-    criterion.start_epoch(1, 2, without_mosaic=True)
-    assert criterion.weighted_sum(terms).isfinite()
 
     # In validation it is that of the head alone.
     alone = model.eval()(images)

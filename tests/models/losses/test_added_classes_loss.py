@@ -58,9 +58,11 @@ def test_without_regions_it_is_the_loss_of_the_newest_part(model):
     assert {name: term.item() for name, term in terms.items()} == {
         name: term.item() for name, term in expected.items()
     }
-    assert criterion.weighted_sum(terms) == build_loss(
-        model.head.heads[-1], LossGains()
-    ).weighted_sum(expected)
+    alone = build_loss(model.head.heads[-1], LossGains())
+    for epoch in (0, 1):
+        for loss in (criterion, alone):
+            loss.start_epoch(epoch, 2, without_mosaic=epoch == 1)
+        assert criterion.weighted_sum(terms) == alone.weighted_sum(expected)
 
 
 def test_without_regions_training_computes_the_newest_part_only(model):
