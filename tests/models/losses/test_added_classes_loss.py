@@ -9,7 +9,7 @@ from torch.nn.functional import softplus
 
 from models import Detector, LossGains, build_loss, build_model
 from models.assign.targets import PADDING_CLASS, pad_targets
-from models.losses import AddedClassesLoss
+from models.losses import AddedClassesLoss, added_classes
 from models.weights.transfer import with_added_classes
 from tests.models.heads.test_joined_head import KINDS, confident_detector
 from tests.support.exporting import micro_table
@@ -174,6 +174,22 @@ def test_shapes_do_not_depend_on_what_the_older_parts_find():
         found = loss_of(model, confidence).assign(raw, pad_targets(TARGETS))
         shapes.append([each.shape for each in tensors_in(list(found[0]))])
     assert shapes[0] == shapes[1]
+
+
+def test_regions_of_an_image_do_not_depend_on_the_others(monkeypatch):
+    """Of each image the five boxes of the highest scores, however confident those of another."""
+    monkeypatch.setattr(added_classes, "MAX_REGIONS", 5)
+    model = with_added_classes(confident_detector("distance"), 1).eval()
+    criterion = loss_of(model, 0.001)
+
+    def regions(part: Tensor) -> Tensor:
+        _, targets = criterion.assign(model(part), torch.zeros(0, 6))[0]
+        return targets[targets[:, 1] == IGNORE_CLASS, 2:]
+
+    together = regions(images())
+    alone = torch.cat([regions(image[None]) for image in images()])
+    assert len(alone) == 10
+    torch.testing.assert_close(together.sort(0).values, alone.sort(0).values, rtol=1e-4, atol=1e-3)
 
 
 def test_weights_of_classes_are_those_of_the_newest_part():
