@@ -453,20 +453,21 @@ def same_sample(one: Plan, two: Plan) -> bool:
     return images[0] == images[1] and one.targets.tobytes() == two.targets.tobytes()
 
 
-def test_plan_depends_only_on_its_key() -> None:
+@pytest.mark.parametrize("mosaic", [True, False])
+def test_plan_depends_only_on_its_key(mosaic: bool) -> None:
     def at(epoch: int, index: int, seed: int = 0) -> Plan:
         return Planner(BOXES, SIDE, AUGMENTATIONS["all"], seed).plan(
-            epoch, index, (SIDE, SIDE), mosaic=True
+            epoch, index, (SIDE, SIDE), mosaic=mosaic
         )
 
     planner = Planner(BOXES, SIDE, AUGMENTATIONS["all"], 0)
-    forward = {i: planner.plan(4, i, (SIDE, SIDE), mosaic=True) for i in range(8)}
+    forward = {i: planner.plan(4, i, (SIDE, SIDE), mosaic=mosaic) for i in range(8)}
     for i in reversed(range(8)):
         assert same_sample(forward[i], at(4, i))
     assert not same_sample(at(4, 1), at(5, 1))
     assert not same_sample(at(4, 1), at(4, 2))
     assert not same_sample(at(4, 1), at(4, 1, seed=1))
-    again = [planner.plan(4, 1, (SIDE, SIDE), mosaic=True, repeat=repeat) for repeat in (0, 1, 2)]
+    again = [planner.plan(4, 1, (SIDE, SIDE), mosaic=mosaic, repeat=repeat) for repeat in (0, 1, 2)]
     assert same_sample(again[0], forward[1])
     assert not same_sample(again[0], again[1])
     assert not same_sample(again[1], again[2])
