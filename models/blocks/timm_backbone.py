@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks.backbone import IMAGE_CHANNELS, TRIAL_SIDE, Backbone, FeatureMap
-from models.blocks.depthwise import DepthwiseConv2d, has_slow_gradients
+from models.blocks.depthwise import DepthwiseConv2d, speed_up_gradients
 from utils.optional_packages import import_optional
 from utils.printable import did_you_mean, excerpt, one_line
 
@@ -173,10 +173,7 @@ def speed_up_same_padding(network: nn.Module) -> None:
     """As speed_up_gradients, for the convolutions of networks named tf_."""
     from timm.layers import Conv2dSame
 
-    faster: Any = SamePaddedDepthwise  # no subclass of Conv2dSame, as types would have it
-    for conv in network.modules():
-        if type(conv) is Conv2dSame and has_slow_gradients(conv):
-            conv.__class__ = faster
+    speed_up_gradients(network, Conv2dSame, SamePaddedDepthwise)
 
 
 def plain_batch_norm(module: nn.BatchNorm2d) -> nn.BatchNorm2d:
