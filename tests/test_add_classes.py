@@ -197,7 +197,7 @@ def test_weight_of_an_old_class_is_said_to_have_no_effect(flags, folder, old, ca
     assert [name for name, same in tensors if not same] == []
 
 
-def test_ordinary_training_starts_from_all_heads(one, folder, data, capsys):
+def test_ordinary_training_starts_from_one_of_the_heads(one, folder, data, capsys):
     """With one head for all classes."""
     words = f"--weights {one}/weights/best.pt --name plain"
     run(small_run_flags(data, "", folder, *words.split()))

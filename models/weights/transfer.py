@@ -43,9 +43,10 @@ def transfer(
 
     A layer is copied if all of its tensors fit, a convolution with its BatchNorm. Outside the head
     they fit if names and shapes are the same. Of a head of the same kind, the part that all classes
-    share is copied, and the rows of the classes that both models have by name. What a head fits to
-    the data (`Head.fitted`) is neither copied nor counted: that of `model` is fitted to the present
-    data.
+    share is copied, and the rows of the classes that both models have by name. A joined head has
+    such a part for each group of classes, whose rows mean nothing beside another one's: the part
+    with most of the classes is taken. What a head fits to the data (`Head.fitted`) is neither
+    copied nor counted: that of `model` is fitted to the present data.
     """
     common = []
     for index, name in enumerate(names):
@@ -77,21 +78,17 @@ def transfer(
         head_tensors = [value for key, value in head.state_dict().items() if key not in head.fitted]
         total += len(head_tensors)
 
+        given_part, shared_classes = _part_with_most(given_heads.get(prefix), common)
         copied: list[int] = []
         has_classes = False
-        # The shared part is copied last from the head of a joined one that has most of the classes:
-        # rows of classes read what it computes.
-        parts = reversed(_parts(given_heads.get(prefix), common))
-        for part, of_part in sorted(parts, key=lambda each: len(each[1])):
-            if type(head) is type(part):
-                copied, some_classes = _transfer_head(head, part, of_part)
-                has_classes |= some_classes
+        if type(head) is type(given_part):
+            copied, has_classes = _transfer_head(head, given_part, shared_classes)
         tensors += sum(count > 0 for count in copied)
 
         if head is model.head:
             all_values += _count(head_tensors)
             values += sum(copied)
-            classes = len(common) if has_classes else 0
+            classes = len(shared_classes) if has_classes else 0
 
     return Copied(tensors=tensors, total=total, classes=classes, share=values / all_values)
 
@@ -128,28 +125,27 @@ def _parts_and_adapters(head: Head) -> list[nn.Module]:
 
 
 def _heads(detector: Detector) -> dict[str, Head]:
-    """Return the heads by what the names of their tensors start with."""
-    positions = [detector.head_position, len(detector.layers) - 1]
-    return {
-        f"layers.{position}.": head
-        for position, head in zip(positions, detector.heads, strict=False)
-    }
+    """Return the head, and that of an auxiliary branch, by what their tensors' names start with."""
+    heads = {f"layers.{detector.head_position}.": detector.head}
+    if detector.auxiliary_head is not None:
+        heads[f"layers.{len(detector.layers) - 1}."] = detector.auxiliary_head
+    return heads
 
 
-def _parts(
+def _part_with_most(
     head: Head | None, common: Sequence[tuple[int, int]]
-) -> list[tuple[Head, list[tuple[int, int]]]]:
-    """Return the heads of a joined head, or the only one, each with those of `common` that it has.
+) -> tuple[Head | None, list[tuple[int, int]]]:
+    """Return the head, or of a joined one the part that has most of `common`, and those it has.
 
     common: (index, index in `head`) of each class; the second becomes that in the part.
     """
     if not isinstance(head, JoinedHead):
-        return [] if head is None else [(head, list(common))]
-    parts = []
+        return head, list(common)
+    parts: list[tuple[Head, list[tuple[int, int]]]] = []
     for part, first in zip(head.heads, head.first_classes, strict=True):
         inside = range(first, first + part.num_classes)
         parts.append((part, [(index, own - first) for index, own in common if own in inside]))
-    return parts
+    return max(parts, key=lambda part_and_classes: len(part_and_classes[1]))
 
 
 def _fitting(body: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -275,14 +275,11 @@ def test_transfer_matches_classes_by_name_in_both_branch_pairs(dual):
             super().__init__()
             self.layers = torch.nn.ModuleList([head])
             self.head_position = 0
+            self.auxiliary_head = None
 
         @property
         def head(self) -> torch.nn.Module:
             return self.layers[0]
-
-        @property
-        def heads(self) -> list[torch.nn.Module]:
-            return [self.head]
 
     other = DualDistanceHead(CHANNELS, 2, strides=[Fraction(8), Fraction(16)])
     fresh = other.one_to_one.classes[1][2].bias[1].item()
