@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import gc
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
+from math import lcm
 from pathlib import Path
 
 from training.settings.config import CHOICES, LISTS, OPTIMIZER_CHOICES, TrainConfig
@@ -274,9 +275,7 @@ if __name__ == "__main__":
     check_command_line(parse_args)  # before the slow imports below
     gc.disable()  # garbage collection would take a fifth of the import time
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from data import (
@@ -316,6 +315,7 @@ from training import (
     open_distillation,
     open_run,
     place_model,
+    read_teacher,
     refuse_mostly_skipped,
     set_training,
     start_model,
@@ -339,7 +339,7 @@ from utils.distributed import (
     weights_dtype,
 )
 from utils.files import cache_folder
-from utils.images import fit_to_stride, round_up_to_stride
+from utils.images import fit_to_stride
 from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted, Say
 from utils.loggers.sink import open_loggers
 from utils.metrics import Evaluation, class_table
@@ -398,19 +398,20 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     data.balance(requested.repeat_factor, log.say)  # how often an epoch draws each image
     run.check_data(data, log.say)
 
-    # Model
-    model, trained = open_model(run, data, world, log.say)
+    # Model, and the teacher that it learns from
+    teacher = read_teacher(run.teacher)  # nothing without --teacher
+    model, trained = open_model(run, data, teacher.stride, world, log.say)
+    stride = lcm(max(model.strides), teacher.stride)
+    image_size = fit_to_stride(requested.imgsz, stride, log.say)
     model.recompute = requested.checkpoint_activations  # recompute activations in backward
     precision = agree_on_precision(requested.amp, world, sharded=requested.shard)
     distillation = open_distillation(
-        run.teacher, model, data.names, weights_dtype(precision), world, log.say
+        teacher, model, data.names, image_size, weights_dtype(precision), world, log.say
     )
     place_model(model, weights_dtype(precision), world)
     frozen = freeze(model, requested.freeze)
 
     # Images, cached where there is room
-    stride = distillation.stride  # the largest of the model and its teacher
-    image_size = fit_to_stride(requested.imgsz, stride, log.say)
     images = open_base_images(
         data.labels,
         image_size,
@@ -753,11 +754,12 @@ def compile_training(
 
 
 def open_model(
-    run: Run, data: Dataset, world: World, say: Say
+    run: Run, data: Dataset, stride: int, world: World, say: Say
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model, and the trained weights that it starts from; None for random ones.
 
-    The weights of a resumed run are loaded by `run.restore`, later.
+    The weights of a resumed run are loaded by `run.restore`, later. stride: of a teacher, which
+    image sides must fit, too.
     """
     cfg = run.config
     if run.saved:
@@ -765,17 +767,15 @@ def open_model(
         model = detector_for_state(Path(cfg.resume), table, run.saved.model, load=False)
         return model, None
 
-    def box_sizes(stride: int) -> NDArray[np.float64]:
-        return data.labels["train"].box_sizes(round_up_to_stride(cfg.imgsz, stride))
-
     return start_model(
         cfg.cfg,
         cfg.weights,
         data.names,
         anchors_per_level=round(run.hyp.anchors),
         fit=not cfg.noautoanchor,
-        box_sizes=box_sizes,
+        box_sizes=data.labels["train"].box_sizes,
         image_size=cfg.imgsz,
+        stride=stride,
         anchor_t=run.hyp.anchor_t,
         seed=cfg.seed,
         download=cfg.download,

@@ -272,7 +272,7 @@ class Epoch:
         self.criterion = build_loss(self.model.head, LossGains(**gains), auxiliary=auxiliary)
         if teacher:  # two of its classes are also the model's
             teach = Teacher(detector, [0, 1], [3, 1], torch.float32, world)
-            shared = Shared([0, 1], [0, 2])
+            shared = Shared([0, 1], [0, 2], same_head=True)
             self.criterion = DistillationLoss(self.criterion, self.model.head, teach, shared)
         self.criterion.to(META)
         self.state = build_train_state(

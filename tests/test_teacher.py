@@ -133,13 +133,35 @@ def test_data_parallel_trains_the_same(run, teacher, micro_model, tmp_path):
     assert one["results"][0]["train/output_loss"] == pair["results"][0]["train/output_loss"]
 
 
+def test_run_without_teacher_gets_none_when_it_resumes(run, teacher, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "exp")
+    last = copied / "weights" / "last.pt"
+    saved = checkpoint_file.load(last)
+    saved["config"]["teacher"] = []
+    checkpoint_file.save(last, saved)
+    words = ["--resume", str(copied), "--epochs", "2", "--teacher", str(teacher)]
+    with pytest.raises(ValueError, match=r"--teacher .*: the run of .* has no teacher; leave the"):
+        train.main(train.parse_args(words)[0], SINGLE_PROCESS)
+
+
+def test_gain_of_zero_is_refused_before_the_data_are_read(teacher, micro_model, tmp_path):
+    hyp = tmp_path / "no.yaml"
+    write_hyp(hyp, "hyp.scratch-low.yaml", distillation=0)
+    data = tmp_path / "absent.yaml"
+    words = small_run_flags(
+        data, micro_model, tmp_path, "--teacher", str(teacher), "--hyp", str(hyp)
+    )
+    with pytest.raises(ValueError, match=r"no\.yaml: distillation is 0: --teacher would"):
+        train.main(train.parse_args(words)[0], SINGLE_PROCESS)
+
+
 @pytest.mark.parametrize(
     ("change", "flags", "sentence"),
     [
-        ("missing", "", "last.pt: its teacher .*t.pt is missing; give the file that it was with"),
-        ("changed", "", "last.pt: its teacher .*t.pt has changed since the run began; give"),
-        ("", "--teacher {other}", r"its contents are not those of the teacher that .*\(.*t.pt\)"),
-        ("", "--teacher none.pt", "--teacher: none.pt: cannot be read as a checkpoint: No such"),
+        ("missing", "", "last.pt: its teacher .*t.pt is missing; say with --teacher where"),
+        ("changed", "", "last.pt: its teacher .*t.pt has changed since the run began; say"),
+        ("", "--teacher {other}", r"best.pt: its contents differ from .*t.pt, the teacher"),
+        ("", "--teacher none.pt", "--teacher none.pt: cannot be read as a checkpoint: No such"),
         ("missing", "--teacher {moved}", ""),
     ],
 )

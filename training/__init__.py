@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from training.checkpoints.status import RunStatus
     from training.compiled_loss import compile_loss
     from training.distillation.distillation import open_distillation
+    from training.distillation.teacher_file import read_teacher
     from training.ema import EMA
     from training.evaluation import (
         SplitPredictions,
@@ -58,6 +59,7 @@ __all__, __getattr__ = lazy_listing(
         "checkpoints.status": ["RunStatus"],
         "compiled_loss": ["compile_loss"],
         "distillation.distillation": ["open_distillation"],
+        "distillation.teacher_file": ["read_teacher"],
         "ema": ["EMA"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
         "freezing": ["freeze", "set_training"],

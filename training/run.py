@@ -205,15 +205,13 @@ class Run:
             batch = replace(batch, size=size)
         batch = batch.limited_to(data.draws.least_per_pass, say)
 
-        # val.py and detect.py will know nothing of the teacher, and would round to less.
-        imgsz = image_size if distillation.enlarges_stride else self.config.imgsz
-
         # stored in the checkpoint: another number of processes resumes with the same batch size,
-        # and other files with the same classes and weights
+        # other files with the same classes and weights, and val.py and detect.py, which know
+        # nothing of a teacher's stride, take the same image size
         self.config = replace(
             self.config,
             batch_size=batch.size,
-            imgsz=imgsz,
+            imgsz=image_size,
             classes=tuple(data.chosen_words),
             class_weights=self._class_weights(data, say),
         )
@@ -403,6 +401,8 @@ def open_run(
             require_writable(Path(flags.project), "--project")
         cfg, hyp = _new_settings(flags, say)
         hyp = replace(hyp, **searched)
+    if cfg.teacher and hyp.distillation == 0:
+        raise ValueError(f"{cfg.hyp}: distillation is 0: --teacher would have no effect")
     digests_of_files = {"augmentations": text_digest(cfg), "teacher": digest_of_teacher(cfg)}
     same = cfg.training() | hyp.as_dict() | digests_of_files
     world.require_same("the command line", same)

@@ -1,7 +1,8 @@
 """The model at the start of a run: its table, trained weights, and a head fitted to the boxes."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from models.detector import Detector, count_detecting, count_parameters
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
 from models.weights.kestrel import fetch_detector, is_network, load_detector
-from models.weights.network import copy_network, read_network, require_backbone
+from models.weights.network import copy_network, no_detector, read_network, require_backbone
 from models.weights.pretrained import fetch_weights, source_of_missing
-from models.weights.trained_settings import trained_settings
+from models.weights.torchvision_files import torchvision_file
+from models.weights.trained_settings import say_other_size
 from models.weights.transfer import Copied, transfer, with_added_classes
 from training.settings.recipe import TrainedWeights
 from utils.distributed.world import World
+from utils.images.letterbox import round_up_to_stride
 from utils.log import Say
 from utils.printable import counted, printable
 
@@ -29,8 +32,8 @@ from utils.printable import counted, printable
 def check_model(cfg: str, weights: str, *, download: bool) -> None:
     """Raise ValueError if the model table or the checkpoint cannot be used.
 
-    Called before time is spent on the data set. cfg, weights, download: as for `start_model`;
-    missing weights that it would download are not checked.
+    Called before time is spent on the data set. cfg, weights, download: as for `start_model`; of
+    missing weights that it would download only the name is checked.
     """
     if Path(cfg).suffix in (".pt", ".pth"):
         raise ValueError(
@@ -41,10 +44,16 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
     if cfg:
         table, scale = load_model_table(cfg)
         model = check_shapes(resolve(table, scale, num_classes=1))
-    if not weights or (download and source_of_missing(weights)):
+    if not weights:
         return
 
     path = Path(weights)
+    if download and source_of_missing(weights):
+        if torchvision_file(path.name):  # which only starts a backbone
+            if model is None:
+                raise no_detector(path)
+            require_backbone(model, path)
+        return
     if model and is_network(path):
         read_network(path, require_backbone(model, path))
     else:
@@ -68,6 +77,7 @@ def start_model(
     fit: bool,
     box_sizes: Callable[[int], NDArray[np.float64]],
     image_size: int,
+    stride: int = 1,
     anchor_t: float,
     seed: int,
     download: bool,
@@ -87,9 +97,10 @@ def start_model(
         anchors_per_level: how many to fit to the boxes; 0 for the table's own anchors.
         fit: whether the table's own anchors may be replaced, if they do not match the boxes; those
             of `anchors_per_level` always are.
-        box_sizes: takes the model's largest stride, and returns the widths and heights of the boxes
-            in pixels at the training size, rounded up to a multiple of the stride, [N, 2].
-        image_size: of the training, in pixels: said if the checkpoint's was another.
+        box_sizes: takes the image size, and returns the widths and heights of the boxes at that
+            size, in pixels, [N, 2].
+        image_size: of --imgsz, in pixels: the training's is rounded up.
+        stride: image sides must be multiples of it, too, for a teacher.
         anchor_t: a box and an anchor match if their widths and their heights differ by less than
             this factor.
         seed: for the anchor fitting.
@@ -107,13 +118,13 @@ def start_model(
         if anchors_per_level:
             say(f"anchors {anchors_per_level}: no effect: --add-classes keeps those of {weights}")
         return extended_model(weights, names, image_size, say)
+    checkpoint: dict[str, Any] = {}
     source: Detector | None = None
     source_names: list[str] = []
     of_backbone = bool(weights and cfg) and is_network(Path(weights))
     if weights and not of_backbone:
         source, checkpoint = load_detector(Path(weights))
         source_names = checkpoint["names"]
-        say_other_size(weights, checkpoint, image_size, say)
 
     # The model, with random weights.
     table: str | dict[str, Any] = cfg or "yolov5n.yaml"
@@ -123,6 +134,8 @@ def start_model(
         not_kept = ("letterbox", "class_groups", "distillation")
         table = {key: value for key, value in source.table.items() if key not in not_kept}
     model = build_model(table, len(names), anchors=anchors_per_level or None)
+    image_size = round_up_to_stride(image_size, lcm(max(model.strides), stride))
+    say_other_size("--weights", weights, checkpoint, image_size, say)
 
     # Copy the weights that fit.
     origin = "from scratch"
@@ -139,7 +152,7 @@ def start_model(
     # Anchors.
     if fit or anchors_per_level:
         sentence = model.fit_to_boxes(
-            box_sizes(max(model.strides)),
+            box_sizes(image_size),
             anchor_t=anchor_t,
             seed=seed,
             placeholders=anchors_per_level > 0,
@@ -164,7 +177,8 @@ def extended_model(
     `start_model`. say: logs a sentence about the model, and what is trained.
     """
     old, checkpoint = load_detector(Path(weights))
-    say_other_size(weights, checkpoint, image_size, say)
+    image_size = round_up_to_stride(image_size, max(old.strides))
+    say_other_size("--weights", weights, checkpoint, image_size, say)
     old_count = len(checkpoint["names"])
     model = with_added_classes(old, len(names) - old_count)
 
@@ -178,19 +192,6 @@ def extended_model(
     )
     rms = weight_rms(model)
     return model, TrainedWeights(rms, all_classes=False) if rms else None
-
-
-def say_other_size(weights: str, checkpoint: Mapping[str, Any], image_size: int, say: Say) -> None:
-    """Say it if the checkpoint was trained at another image size than it will be.
-
-    The size is not taken from it. Checkpoints of other projects do not state theirs.
-    """
-    config = checkpoint.get("config")
-    if not isinstance(config, dict) or "imgsz" not in config:
-        return
-    before = trained_settings(Path(weights), checkpoint).imgsz
-    if before != image_size:
-        say(f"{weights} was trained at {before} px, this run is at {image_size} px: see --img")
 
 
 def _describe_transfer(

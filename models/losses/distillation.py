@@ -16,8 +16,6 @@ from models.losses.base import Loss, LossGains, at_least_float32
 from models.losses.fixed_point import fixed_point_sum, normalizers
 from utils.boxes import generalized_iou
 
-FEATURE_GAIN = 1.0  # relative to the output
-
 
 class Taught(NamedTuple):
     """What a teacher finds in a batch.
@@ -47,7 +45,7 @@ class Shared(NamedTuple):
 
     levels: Sequence[int]
     classes: Sequence[int]
-    same_head: bool = True
+    same_head: bool
 
 
 class Pairs(NamedTuple):
@@ -114,8 +112,7 @@ class DistillationLoss(Loss):
         self.terms = (*main.terms, "feature", "output")
         self.box_weight = main.box_weight
         self.shared = shared
-        self.feature_gain = gain * FEATURE_GAIN * self.box_weight
-        self.output_gain = gain * self.box_weight
+        self.gain = gain * self.box_weight
 
         # Methods, so that the weights of model and teacher are no part of this module.
         self.predict_cells = head.predict_cells
@@ -142,6 +139,7 @@ class DistillationLoss(Loss):
 
     def begin_batch(self, images: Tensor) -> None:
         """Ask the teacher what is in the images."""
+        self.taught = None  # the maps of a batch whose step failed: they may fill the memory
         self.taught = self.teach(images)
 
     def forward(
@@ -172,8 +170,8 @@ class DistillationLoss(Loss):
         pairs = self._pairs(raw)
         confidences = confidence(pairs.teacher_logits)
         confidence_sum = fixed_point_sum(confidences)
-        images = torch.full_like(confidence_sum, len(confidences))
-        all_counts = torch.cat([counts, torch.stack([confidence_sum, images])])
+        image_count = torch.full_like(confidence_sum, len(confidences))
+        all_counts = torch.cat([counts, torch.stack([confidence_sum, image_count])])
         return WithPairs(main, len(counts), pairs), all_counts
 
     def _pairs(self, raw: WithTeacher) -> Pairs:
@@ -186,11 +184,11 @@ class DistillationLoss(Loss):
         teacher_logits = []
         for level, theirs in zip(self.shared.levels, raw.taught.cells, strict=True):
             ours = of_classes(all_levels[level], self.classes)
-            own, taught = paired(ours, theirs, same_head=self.shared.same_head)
+            own, teachers = paired(ours, theirs, same_head=self.shared.same_head)
             boxes.append(own.boxes_xyxy.flatten(1, 3))
             logits.append(own.logits.flatten(1, 3))
-            teacher_boxes.append(taught.boxes_xyxy.flatten(1, 3))
-            teacher_logits.append(taught.logits.flatten(1, 3))
+            teacher_boxes.append(teachers.boxes_xyxy.flatten(1, 3))
+            teacher_logits.append(teachers.logits.flatten(1, 3))
         return Pairs(
             torch.cat(boxes, 1),
             torch.cat(logits, 1),
@@ -203,20 +201,20 @@ class DistillationLoss(Loss):
     ) -> dict[str, Tensor]:
         """Return this process's share of each term, in validation of those of the main loss."""
         main_counts = counts[: assignment.counts]
-        if not isinstance(raw, WithTeacher) or assignment.pairs is None:
+        if assignment.pairs is None:
             return self.main.compute_terms(raw, targets, assignment.main, main_counts)
 
         terms = self.main.compute_terms(raw.raw, targets, assignment.main, main_counts)
-        confidence_sum, images = counts[assignment.counts :].unbind()
+        confidence_sum, image_count = counts[assignment.counts :].unbind()
 
         features = []
         for own, taught in zip(raw.projections, raw.taught.maps, strict=True):
             features.append(channel_divergence(own, taught).sum())
-        feature = torch.stack(features).mean() / images
+        feature = torch.stack(features).mean() / image_count
 
         output = output_sum(assignment.pairs) / normalizers(confidence_sum, feature.dtype)
-        terms["feature"] = feature * self.feature_gain
-        terms["output"] = output * self.output_gain
+        terms["feature"] = feature * self.gain
+        terms["output"] = output * self.gain
         return terms
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from models.export.metadata import (
     whole_number,
 )
 from utils.images.tiles import DEFAULT_OVERLAP
+from utils.log import Say
 from utils.printable import printable
 
 SMALLEST_IMAGE = 32  # pixels: the limits of --imgsz
@@ -50,6 +51,24 @@ def trained_settings(path: Path, saved: Mapping[str, Any]) -> TrainedSettings:
     except ValueError as error:
         raise ValueError(f"{printable(path)}: its settings cannot be used: {error}") from None
     return TrainedSettings(data, **flags)
+
+
+def say_other_size(
+    flag: str, file: str, checkpoint: Mapping[str, Any], image_size: int, say: Say
+) -> None:
+    """Say it if a checkpoint was trained at another image size than it is used for now.
+
+    Checkpoints of other projects do not state theirs. flag: which names the file.
+    """
+    config = checkpoint.get("config")
+    if not isinstance(config, dict) or "imgsz" not in config:
+        return
+    before = trained_settings(Path(file), checkpoint).imgsz
+    if before != image_size:
+        say(
+            f"{flag} {printable(file)}: trained at {before} px, this run is at {image_size} px: "
+            "see --img"
+        )
 
 
 def _checked_classes(name: str, value: Any) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def learning(model: Detector, criterion: Loss) -> Loss:
         cells = teacher.head.predict_cells(raw)
         return Taught(maps, [each._replace(logits=each.logits[..., 1:]) for each in cells])
 
-    shared = Shared(levels=(1, 2), classes=(1, 2))
+    shared = Shared(levels=(1, 2), classes=(1, 2), same_head=True)
     return DistillationLoss(criterion, model.head, teach, shared)
 
 

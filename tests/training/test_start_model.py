@@ -49,7 +49,7 @@ def start_trained(
     settings: dict[str, Any] = {
         "anchors_per_level": 0,
         "fit": True,
-        "box_sizes": lambda stride: SIZES,
+        "box_sizes": lambda size: SIZES,
         "image_size": 640,
         "anchor_t": 4.0,
         "seed": 5,
@@ -61,9 +61,9 @@ def start_trained(
 
 
 def test_model_from_scratch_gets_fitted_anchors(tiny_model):
-    strides: list[int] = []
+    sizes: list[int] = []
     model, log_lines = start_with_log(
-        tiny_model, anchor_t=2.0, box_sizes=lambda stride: strides.append(stride) or SIZES
+        tiny_model, anchor_t=2.0, image_size=100, box_sizes=lambda size: sizes.append(size) or SIZES
     )
     unfitted = build_model(tiny_model, 3)
     anchors, sentence = check_anchors(SIZES, unfitted.head.anchors_px.double().numpy(), 2.0, seed=5)
@@ -71,7 +71,7 @@ def test_model_from_scratch_gets_fitted_anchors(tiny_model):
         f"{tiny_model}: {count_parameters(unfitted):,} parameters, 3 classes, from scratch",
         sentence,
     ]
-    assert strides == [32]
+    assert sizes == [128]  # a multiple of the largest stride, 32
     fitted = torch.tensor(anchors, dtype=torch.float32)
     assert model.head.anchors_px.equal(fitted)
     assert not model.head.anchors_px.equal(unfitted.head.anchors_px)
@@ -102,15 +102,24 @@ def test_number_of_anchors_is_said_to_have_no_effect_on_heads_without(table):
     assert len(start_with_log(path)[1]) == 1
 
 
+def test_anchors_are_fitted_at_the_size_that_a_teacher_needs_too(tiny_model):
+    sizes: list[int] = []
+    start_with_log(
+        tiny_model, image_size=300, stride=128, box_sizes=lambda size: sizes.append(size) or SIZES
+    )
+    assert sizes == [384]
+
+
 @pytest.mark.parametrize("added", [False, True], ids=["fine-tuned", "--add-classes"])
 def test_another_size_than_the_checkpoint_was_trained_at_is_said(tiny_model, tmp_path, added):
     path = tmp_path / "old.pt"
     model = build_model(tiny_model, 2)
     saved = {"model": model.state_dict(), "table": model.table, "names": NAMES[:2]}
-    sentence = f"{path} was trained at 320 px, this run is at 640 px: see --img"
+    sentence = f"--weights {path}: trained at 320 px, this run is at 640 px: see --img"
     for config, size, said in (
         ({"imgsz": 320}, 640, True),
         ({"imgsz": 320}, 320, False),
+        ({"imgsz": 320}, 300, False),  # rounded up to a multiple of the largest stride, 32
         ({}, 640, False),  # nothing is known
     ):
         checkpoint_file.save(path, saved | {"config": config})

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from models.detector import Detector, count_parameters
+from models.detector import Detector, count_detecting, count_parameters
 from models.losses import Loss
 from models.losses.distillation import DistillationLoss, Shared
-from models.weights.kestrel import load_detector
+from models.weights.trained_settings import say_other_size
 from training.distillation.matching import Common, match
 from training.distillation.teacher import Teacher
+from training.distillation.teacher_file import TeacherFile
 from utils.distributed.world import World
 from utils.log import Say
 from utils.printable import counted, printable
@@ -31,27 +31,21 @@ class Distillation:
     teacher: Teacher | None = None
     shared: Shared | None = None
 
-    @property
-    def enlarges_stride(self) -> bool:
-        """Whether the teacher needs image sides that the model alone does not."""
-        return self.teacher is not None and self.stride != max(self.model.strides)
-
     def add_to(self, criterion: Loss, gain: float) -> Loss:
         """Return the loss with the terms of distillation, or as it is without a teacher.
 
-        gain: of these terms. Raises ValueError for 0, with which a teacher would only cost time.
+        gain: of these terms.
         """
         if self.teacher is None or self.shared is None:
             return criterion
-        if gain == 0:
-            raise ValueError("--teacher: the hyper-parameter `distillation` is 0: leave it out")
         return DistillationLoss(criterion, self.model.head, self.teacher, self.shared, gain)
 
 
 def open_distillation(
-    file: str,
+    file: TeacherFile,
     model: Detector,
     names: Sequence[str],
+    image_size: int,
     dtype: torch.dtype,
     world: World,
     say: Say,
@@ -59,25 +53,27 @@ def open_distillation(
     """Return what a teacher adds to a run; give the model the projections to the teacher's maps.
 
     Args:
-        file: the teacher's checkpoint; "" for a run without a teacher.
+        file: of the teacher; an empty one for a run without a teacher.
         model: of the run, before it is moved to its device.
         names: of its classes.
+        image_size: of the training, in pixels: said if the teacher's was another.
         dtype: of its weights.
         say: logs what the teacher is, and what it teaches.
 
-    Raises ValueError if the file cannot be read, or the two have too little in common.
+    Raises ValueError if the two have too little in common.
     """
-    if not file:
+    detector = file.detector
+    if detector is None:
         if model.projections is not None:
             source = printable(model.table["source"])
             raise ValueError(f"{source}: the table has `distillation`, which needs --teacher")
         return Distillation(model, max(model.strides))
 
-    detector, checkpoint = load_detector(Path(file))
+    title = f"--teacher {printable(file.path)}"
     try:
-        common = match(model, names, detector, checkpoint["names"])
+        common = match(model, names, detector, file.checkpoint["names"])
     except ValueError as error:
-        raise ValueError(f"--teacher {printable(file)}: {error}") from None
+        raise ValueError(f"{title}: {error}") from None
 
     channels = [0] * len(model.strides)
     for level, teacher_level in common.levels:
@@ -88,10 +84,11 @@ def open_distillation(
 
     own_levels, teacher_levels = zip(*common.levels, strict=True)
     own_classes, teacher_classes = zip(*common.classes, strict=True)
-    say(f"--teacher {printable(file)}: {_describe(detector, projections, model, common)}")
+    say(f"{title}: {_describe(detector, projections, model, common)}")
+    say_other_size("--teacher", file.path, file.checkpoint, image_size, say)
     return Distillation(
         model,
-        lcm(max(model.strides), max(detector.strides)),
+        lcm(max(model.strides), file.stride),
         Teacher(detector, teacher_levels, teacher_classes, dtype, world),
         Shared(own_levels, own_classes, type(model.head) is type(detector.head)),
     )
@@ -99,7 +96,7 @@ def open_distillation(
 
 def _describe(teacher: Detector, projections: nn.Module, model: Detector, common: Common) -> str:
     """Return what the teacher is, and what it teaches, as text."""
-    parameters = count_parameters(teacher)
+    parameters = count_detecting(teacher)
     added = count_parameters(projections)
     strides = ", ".join(str(model.strides[level]) for level, _ in common.levels)
     classes = f"{len(common.classes)} of {counted(model.num_classes, 'class')}"

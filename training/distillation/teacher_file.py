@@ -1,13 +1,17 @@
-"""The file of --teacher: its digest is a setting of the run, which resumes with the same teacher.
+"""The file of --teacher: its detector, and its digest, which is a setting of the run.
+
+A run resumes with the same teacher.
 
 A run's setting is (path, digest). The path may differ between machines, the digest may not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from models.detector import Detector
 from models.weights.kestrel import fetch_detector, load_detector, require_checkpoint
 from training.checkpoints.contents import Checkpoint
 from training.settings.config import TrainConfig
@@ -15,6 +19,35 @@ from utils.files import sha256_of
 from utils.printable import printable
 
 DIGITS = 16  # of the SHA-256
+
+
+@dataclass(frozen=True)
+class TeacherFile:
+    """The detector in the file of --teacher; None without the flag.
+
+    checkpoint: the other entries of the file, with the class names.
+    """
+
+    path: str = ""
+    detector: Detector | None = None
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stride(self) -> int:
+        """Image sides must be multiples of it: the detector's largest stride, or 1."""
+        return max(self.detector.strides) if self.detector else 1
+
+
+def read_teacher(path: str) -> TeacherFile:
+    """Return the file of --teacher. path: "" without the flag.
+
+    Raises ValueError as `load_detector` does.
+    """
+    if not path:
+        return TeacherFile()
+    with naming_the_flag():
+        detector, checkpoint = load_detector(Path(path))
+    return TeacherFile(path, detector, checkpoint)
 
 
 def with_teacher_digest(flags: TrainConfig) -> TrainConfig:
@@ -61,11 +94,11 @@ def check_new_teacher(flags: TrainConfig) -> None:
 
 @contextmanager
 def naming_the_flag() -> Iterator[None]:
-    """Put --teacher in front of the sentence of a ValueError in the block."""
+    """Put --teacher in front of the sentence of a ValueError in the block, which names the file."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"--teacher: {error}") from None
+        raise ValueError(f"--teacher {error}") from None
 
 
 def with_moved_teacher(flags: TrainConfig, saved: Checkpoint) -> TrainConfig:
@@ -77,16 +110,19 @@ def with_moved_teacher(flags: TrainConfig, saved: Checkpoint) -> TrainConfig:
     stored = saved.description.config.get("teacher")
     own = stored if isinstance(stored, list) else []
     if flags.teacher and flags.teacher[1:] != tuple(own[1:]):
-        raise ValueError(
-            f"--teacher {printable(flags.teacher[0])}: its contents are not those of the teacher "
-            f"that {flags.resume} began with{_named(own)}"
-        )
+        file = printable(flags.teacher[0])
+        raise ValueError(f"--teacher {file}: {_why_another(own, flags.resume)}")
     return flags
 
 
-def _named(own: list[str]) -> str:
-    """Return the name of a run's teacher in brackets. own: the setting of the run."""
-    return f" ({printable(str(own[0]))})" if own else " (none)"
+def _why_another(own: list[str], run: str) -> str:
+    """Return why a file is not the teacher of a run, as text.
+
+    own: the setting of the run, empty without a teacher. run: its checkpoint.
+    """
+    if not own:
+        return f"the run of {run} has no teacher; leave the flag out"
+    return f"its contents differ from {printable(str(own[0]))}, the teacher of the run of {run}"
 
 
 def require_unchanged_teacher(cfg: TrainConfig) -> None:
@@ -101,8 +137,8 @@ def require_unchanged_teacher(cfg: TrainConfig) -> None:
         problem = "has changed since the run began"
     if problem:
         raise ValueError(
-            f"{cfg.resume}: its teacher {printable(path)} {problem}; give the file that it was "
-            "with --teacher"
+            f"{cfg.resume}: its teacher {printable(path)} {problem}; say with --teacher where "
+            "that file is now"
         )
 
 

@@ -78,12 +78,24 @@ def distilling(
         model.add_projections(teacher.head_channels)
     main = build_loss(model.head, LossGains())
     teach = teach_with(teacher, classes[1])
-    return DistillationLoss(main, model.head, teach, Shared([0, 1], classes[0]))
+    shared = Shared([0, 1], classes[0], same_head=True)
+    return DistillationLoss(main, model.head, teach, shared)
 
 
 def terms_of(criterion: DistillationLoss, model: Detector, images: Tensor) -> dict[str, Tensor]:
     criterion.begin_batch(images)
     return criterion(model.train()(images), TARGETS)
+
+
+def test_batch_whose_step_failed_is_forgotten():
+    """Its maps would be in memory while a smaller batch is tried."""
+    criterion = distilling(model_of("Detect"), model_of("Detect"))
+    criterion.begin_batch(torch.rand(2, 3, SIDE, SIDE))
+    kept = []
+    teach = criterion.teach
+    criterion.teach = lambda images: kept.append(criterion.taught) or teach(images)
+    criterion.begin_batch(torch.rand(1, 3, SIDE, SIDE))
+    assert kept == [None]
 
 
 # What heads predict in cells

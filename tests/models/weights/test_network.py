@@ -222,6 +222,11 @@ def test_network_is_not_downloaded_as_a_detector(tmp_path, monkeypatch):
     sentence = "is a file of resnet18, which classifies images and is no detector: train.py takes"
     with pytest.raises(ValueError, match=sentence):
         fetch_detector(str(tmp_path / name))
+    with pytest.raises(ValueError, match=sentence):
+        check_model("", str(tmp_path / name), download=True)
+    with pytest.raises(ValueError, match=r"but models/yolov5\.yaml has no row for it"):
+        check_model("yolov5s.yaml", str(tmp_path / name), download=True)
+    check_model("resnet18.yaml", str(tmp_path / name), download=True)
 
 
 def test_network_whose_tensors_have_other_names_is_refused(state, tmp_path, monkeypatch):

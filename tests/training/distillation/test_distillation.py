@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from models import Detector, LossGains, build_loss, build_model
+from models.detector import count_detecting, count_parameters
 from models.heads.distance import DistanceHead
 from models.losses.distillation import DistillationLoss
 from models.weights.kestrel import load_detector
 from models.weights.transfer import with_added_classes
-from training.distillation.distillation import open_distillation
+from training.distillation.distillation import Distillation, open_distillation
 from training.distillation.matching import match
 from training.distillation.teacher import Teacher
+from training.distillation.teacher_file import read_teacher
 from utils.distributed.world import World
 from utils.files import checkpoint_file
-from utils.log import say_nothing
+from utils.log import Say, say_nothing
 
 CPU = World(torch.device("cpu"))
 NAMES = ["cat", "dog", "cow"]
@@ -51,6 +53,12 @@ def saved(folder: Path, model: Detector, names: list[str]) -> str:
     return str(file)
 
 
+def opened(
+    file: str, model: Detector, say: Say = say_nothing, image_size: int = 64
+) -> Distillation:
+    return open_distillation(read_teacher(file), model, NAMES, image_size, torch.float32, CPU, say)
+
+
 def test_levels_and_classes_are_matched():
     model = model_of((4, 8, 16))
     teacher = model_of((8, 16, 32), 4)
@@ -68,7 +76,7 @@ def test_levels_and_classes_are_matched():
 def test_teacher_with_nothing_in_common_is_refused(tmp_path, strides, names, sentence):
     file = saved(tmp_path, model_of(strides), names)
     with pytest.raises(ValueError, match=f"--teacher .*teacher.pt: {sentence}"):
-        open_distillation(file, model_of(), NAMES, torch.float32, CPU, say_nothing)
+        opened(file, model_of())
 
 
 def test_heads_that_do_not_say_what_cells_predict_are_refused(monkeypatch):
@@ -87,7 +95,7 @@ def test_run_learns_from_its_teacher(tmp_path):
     teacher = model_of((8, 16, 64), 2, width=16)
     file = saved(tmp_path, teacher, ["cow", "cat"])
     model = model_of((4, 8, 16))
-    distillation = open_distillation(file, model, NAMES, torch.float32, CPU, said.append)
+    distillation = opened(file, model, said.append)
     assert model.table["distillation"] == {"channels": [0, 16, 32]}
     assert distillation.stride == 64
     parameters = sum(value.numel() for value in teacher.parameters()) + 16  # its bins
@@ -111,20 +119,38 @@ def test_run_learns_from_its_teacher(tmp_path):
     other = half(model(images), torch.zeros(0, 6))
     assert (2 * other["output"]).item() == pytest.approx(terms["output"].item(), rel=1e-3)
 
-    with pytest.raises(ValueError, match="the hyper-parameter `distillation` is 0: leave it out"):
-        distillation.add_to(build_loss(model.head, LossGains()), 0.0)
-
     # A resumed model has the projections, and keeps them.
     resumed = Detector(model.table)
     convs = resumed.projections
-    open_distillation(file, resumed, NAMES, torch.float32, CPU, said.append)
+    opened(file, resumed, said.append)
     assert resumed.projections is convs
     assert said[1] == said[0]
 
 
+def test_another_image_size_of_the_teacher_is_said(tmp_path):
+    model = model_of()
+    file = tmp_path / "teacher.pt"
+    entries = {"table": model.table, "names": NAMES, "model": model.state_dict()}
+    checkpoint_file.save(file, entries | {"config": {"imgsz": 320}})
+    said: list[str] = []
+    opened(str(file), model_of(), said.append, 640)
+    opened(str(file), model_of(), said.append, 320)
+    sentence = f"--teacher {file}: trained at 320 px, this run is at 640 px: see --img"
+    assert [line for line in said if "px" in line] == [sentence]
+
+
+def test_parameters_of_the_teacher_are_those_that_detect(tmp_path):
+    teacher = model_of()
+    teacher.add_projections([8, 8])
+    said: list[str] = []
+    opened(saved(tmp_path, teacher, NAMES), model_of(), said.append)
+    assert f": {count_detecting(teacher):,} parameters; teaches" in said[0]
+    assert count_detecting(teacher) < count_parameters(teacher)
+
+
 def test_without_teacher_nothing_is_added():
     model = model_of()
-    distillation = open_distillation("", model, NAMES, torch.float32, CPU, say_nothing)
+    distillation = opened("", model)
     criterion = build_loss(model.head, LossGains())
     assert distillation.add_to(criterion, 1.0) is criterion
     assert distillation.stride == 16
@@ -132,7 +158,7 @@ def test_without_teacher_nothing_is_added():
 
     model.add_projections([8, 8])
     with pytest.raises(ValueError, match="the table has `distillation`, which needs --teacher"):
-        open_distillation("", model, NAMES, torch.float32, CPU, say_nothing)
+        opened("", model)
 
 
 def test_model_with_added_classes_teaches_all_of_them(tmp_path):
@@ -149,7 +175,7 @@ def test_model_with_added_classes_teaches_all_of_them(tmp_path):
 
     model = model_of()
     file = saved(tmp_path, joined, ["cow", "cat", "dog"])
-    distillation = open_distillation(file, model, NAMES, torch.float32, CPU, say_nothing)
+    distillation = opened(file, model)
     criterion = distillation.add_to(build_loss(model.head, LossGains()), 1.0)
     assert not criterion.shared.same_head  # its predictions of a cell are not those of anchors
     images = torch.rand(2, 3, 64, 64)
