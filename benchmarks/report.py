@@ -3,6 +3,8 @@
 import argparse
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import isnan
@@ -58,6 +60,11 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     text = f"{mean(values):.{digits}f}"
     has_deviation = len(values) > 1 and not any(map(isnan, values))
     return f"{text} ± {stdev(values):.{digits}f}" if has_deviation else text
+
+
+def command_line() -> str:
+    """The command of this process, as a block of code in a report."""
+    return f"    {shlex.join(['python', *sys.argv])}"
 
 
 def versions() -> str:

@@ -31,7 +31,6 @@ training fails, the others go on; the same command trains it again.
 import argparse
 import math
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -40,23 +39,34 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.accuracy import check_unique, named
-from benchmarks.report import add_report_flags, file_report, spread, table, versions
+from benchmarks.report import (
+    add_report_flags,
+    command_line,
+    file_report,
+    spread,
+    table,
+    versions,
+)
 from benchmarks.trainings.pace import TRIAL_EPOCHS, Pace, try_out
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from benchmarks.trainings.tables import display_names, plot
+from data import open_dataset
 from data.dataset_yaml import find_data
 from data.layouts import open_data
-from data.splits import read_split
 from models.tables.find import model_names
 from models.weights.pretrained import fetch_weights, published
 from train import parse_args
 from training.settings.config import flag
 from training.settings.recipe import AUTO, choose_recipe
 from training.start import check_model
+from utils.distributed.world import World
 from utils.files.folders import require_writable
+from utils.log import say_nothing
 from utils.printable import counted, printable
 from utils.terminal import FaultError, run_and_exit
 
@@ -65,7 +75,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75)  # of the time
 MANY_EPOCHS = 1000  # for which train.py chooses its largest batches
 PLANNED = (
     *("data", "seed", "cfg", "weights", "epochs", "imgsz", "patience", "project", "resume"),
-    *("evolve", "resume_evolve"),
+    *("evolve", "resume_evolve", "noval", "val_period"),
 )
 
 
@@ -178,11 +188,24 @@ def check_command(start: Start, seed: int, options: argparse.Namespace) -> None:
             raise ValueError(f"{flag(name)} after --: the benchmark itself plans its trainings")
 
 
-def count_images(data: str) -> int:
-    """Return the number of training images of a data set."""
-    spec = open_data(data, splits=("train", "val"))
-    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
-    return len(labels)
+def count_images(data: str, flags: Sequence[str]) -> int:
+    """Return the number of images, or tiles, that an epoch of train.py draws with these flags."""
+    cfg, _ = parse_args(flags)
+    dataset = open_dataset(
+        (data,),
+        ("train", "val"),
+        World(torch.device("cpu")),
+        say_nothing,
+        download=False,
+        single_class=cfg.single_cls,
+        cache_dir=cfg.cache_dir,
+        tile=cfg.tile,
+        tile_overlap=cfg.tile_overlap,
+    )
+    dataset.choose_classes(cfg.classes)
+    dataset.read("train", say_nothing, leave_out_emptied=True)
+    dataset.balance(cfg.repeat_factor, say_nothing)
+    return dataset.draws.least_per_pass
 
 
 def batch_size(flags: Sequence[str], images: int, epochs: int) -> int:
@@ -209,7 +232,7 @@ def plan(
 ) -> tuple[int, Pace]:
     """Return the epochs of a start on a data set, and the pace that they were chosen by.
 
-    images: of the training split. stop: ends a trial.
+    images: that an epoch draws. stop: ends a trial.
     """
     wanted = options.minutes * 60
     size = batch_size(options.flags, images, MANY_EPOCHS)
@@ -241,7 +264,7 @@ def plan_all(
     files = [str(find_data(data).resolve()) for data in options.data]
     paces = {}
     for data in files:
-        images = count_images(data)
+        images = count_images(data, options.flags)
         for start in starts:
             paces[data, start] = plan(start, data, images, options, stop)
 
@@ -259,16 +282,13 @@ def report(options: argparse.Namespace, found: Mapping[Planned, Outcome]) -> lis
     names = display_names(data_sets)
     minutes = "1 minute" if options.minutes == 1 else f"{options.minutes:g} minutes"
     machine = f"{options.about}, {counted(options.threads, 'thread')}, {versions()}"
-    command = f"--minutes {options.minutes:g} --img {options.img}"
-    if options.flags:
-        command += f" -- {shlex.join(options.flags)}"
     lines = [
         f"# Starts, {minutes} each",
         "",
         f"{machine}, {date.today()}. mAP50-95 on the val split, mean ± standard deviation over the "
         "seeds.",
         "",
-        f"    {command}",
+        command_line(),
     ]
     for data in data_sets:
         groups: dict[str, list[tuple[Planned, Outcome]]] = {}

@@ -134,6 +134,8 @@ def test_default_starts_are_trained_from_scratch_and_from_published_files(tmp_pa
             "^--epochs after --: the benchmark itself plans its trainings$",
         ),
         ("--minutes 1 --start a=yolov5n.yaml -- --evolve 3", "^--evolve after --: the benchmark"),
+        ("--minutes 1 --start a=yolov5n.yaml -- --noval", "^--noval after --: the benchmark"),
+        ("--minutes 1 --start a=yolov5n.yaml -- --val-period 2", "^--val-period after --: the"),
         ("--minutes 1 --start a=yolov5n.yaml --seeds 0 -1", "^--seed -1: choose 0 to "),
         (
             f"--minutes 1 --start a=yolov5n.yaml --work {__file__}",
@@ -148,6 +150,13 @@ def test_wrong_values_are_refused_before_anything_is_trained(words, message, tin
         starts.main(["--data", str(tiny_data), *words.split()])
 
 
+def test_images_are_those_that_an_epoch_draws(tiny_data, tmp_path):
+    cache = ["--cache-dir", str(tmp_path)]
+    whole = starts.count_images(str(tiny_data), cache)
+    assert whole == 8
+    assert starts.count_images(str(tiny_data), [*cache, "--tile", "32"]) > whole
+
+
 @pytest.mark.parametrize("start", ["nano", "a=", "a=:", "a b=c"])
 def test_wrong_start_is_refused(start, capsys):
     with pytest.raises(SystemExit):
@@ -160,7 +169,7 @@ def outcome(ap: float, seconds: float) -> Outcome:
     return Outcome(ap, ap + 0.2, True, 1.0, curve, wall=seconds + 6)
 
 
-def test_report_has_the_best_start_first_and_its_ap_over_time():
+def test_report_has_the_best_start_first_and_its_ap_over_time(monkeypatch):
     """After 10 % (60 s) nothing was validated, after 25 % (150 s) the first row was."""
     found = {}
     for name, ap, epochs in (("a", 0.4, 30), ("b", 0.6, 90)):
@@ -168,8 +177,9 @@ def test_report_has_the_best_start_first_and_its_ap_over_time():
             training = Training(name, "sets/bccd/dataset.yaml", seed, ())
             planned = Planned(training, epochs, Pace(1.0, 1.0))
             found[planned] = outcome(ap + more, 594.0)
-    lines = starts.report(options(flags=["--batch", "8"]), found)
-    assert "    --minutes 10 --img 320 -- --batch 8" in lines
+    monkeypatch.setattr(sys, "argv", ["benchmarks/starts.py", "--about", "a test", "--", "--rect"])
+    lines = starts.report(options(), found)
+    assert "    python benchmarks/starts.py --about 'a test' -- --rect" in lines
     assert "## bccd" in lines
     rows = next(line for line in lines if line.startswith("| start")).splitlines()
     assert rows[0] == "| start | seeds | epochs | minutes | 10% | 25% | 50% | 75% | AP | AP50 |"

@@ -33,7 +33,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.report import add_report_flags, file_report, spread, table, versions
+from benchmarks.report import (
+    add_report_flags,
+    command_line,
+    file_report,
+    spread,
+    table,
+    versions,
+)
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from models.tables.find import load_model_table
 from utils.files import checkpoint_file
@@ -129,7 +136,9 @@ def report(options: argparse.Namespace, found: Mapping[tuple[str, str, int], Out
         "# A backbone from ImageNet",
         "",
         f"{options.about}, {versions()}, {date.today()}. Mean ± standard deviation over the seeds.",
-        f"EfficientNet-Lite0 with yolov8n's neck and head; flags: {' '.join(options.flags)}",
+        "EfficientNet-Lite0 with yolov8n's neck and head.",
+        "",
+        command_line(),
         "",
         table(["data", "start", "seeds", "AP", "AP50", "seconds"], rows),
         "",

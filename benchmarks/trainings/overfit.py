@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.report import add_report_flags, file_report, table, versions
-from benchmarks.trainings.run import ROOT, last_line
+from benchmarks.report import add_report_flags, command_line, file_report, table, versions
+from benchmarks.trainings.run import ROOT, require_success
 from models.tables.find import model_names
 from tests.support.overfitting import IMAGES, WIDTH, draw_shapes, write_plain_hyp
 from utils.files.writers import write_json
@@ -94,8 +94,7 @@ def run(command: Sequence[str], log: Path, mode: str) -> None:
             env=environment,
             check=False,
         )
-    if done.returncode:
-        raise FaultError(f"{script} ended with {done.returncode}: {last_line(log)} (see {log})")
+    require_success(script, done.returncode, log)
 
 
 def report(options: argparse.Namespace, results: dict[str, Result]) -> list[str]:
@@ -110,6 +109,8 @@ def report(options: argparse.Namespace, results: dict[str, Result]) -> list[str]
         "# Full sizes on eight drawn images",
         "",
         f"{options.about}, {versions()}, {date.today()}. {WIDTH} px, {settings}.",
+        "",
+        command_line(),
         "",
         table(["model", "parameters", "AP", "AP50", f"AP > {ENOUGH}", "seconds"], rows),
     ]

@@ -7,19 +7,24 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.trainings.run import Training, end, filled, last_line, read_rows, start
+from benchmarks.trainings.run import (
+    Training,
+    filled,
+    read_rows,
+    require_success,
+    start,
+    wait_for,
+)
 from utils.files.writers import write_json
 from utils.terminal import FaultError
 
 TRIAL_EPOCHS = 3
-LOOK_S = 0.1  # between two looks at a process
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,7 @@ def try_out(training: Training, out: Path, threads: int, stop: threading.Event) 
 
     if stop.is_set():
         raise FaultError(f"{training.key}: interrupted")
-    if process.returncode:
-        failure = f"{training.key} ended with {process.returncode}: {last_line(log)}"
-        raise FaultError(f"{failure} (see {log})")
+    require_success(training.key, process.returncode, log)
 
     results = sorted(folder.rglob("results.csv"))
     rows = read_rows(results[0]) if results else []
@@ -94,13 +97,6 @@ def try_out(training: Training, out: Path, threads: int, stop: threading.Event) 
     write_json(stored, asdict(pace))
     shutil.rmtree(folder)
     return pace
-
-
-def wait_for(process: subprocess.Popen[bytes], stop: threading.Event) -> None:
-    """Wait until a process has ended; end it when `stop` is set."""
-    while process.poll() is None:
-        if stop.wait(LOOK_S):
-            end(process)
 
 
 def read_pace(stored: Path) -> Pace:

@@ -28,6 +28,7 @@ from utils.terminal import FaultError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 1.0  # between two looks at results.csv
+SHORT_LOOK_S = 0.1  # between two looks at a process whose seconds count
 PATIENCE_S = 20.0  # for a program to end after SIGTERM
 MAP_COLUMNS = ("metrics/mAP_0.5:0.95", "metrics/mAP50-95(B)")
 AP50_COLUMNS = ("metrics/mAP_0.5", "metrics/mAP50(B)")
@@ -136,18 +137,13 @@ def train(
         process = start(command, output, threads)
         rows = list(watch_results(process, folder, stop))
         wall = time.monotonic() - began
-        if process.returncode and not stop.is_set():
-            failure = f"{training.key} ended with {process.returncode}: {last_line(log)}"
-            raise FaultError(f"{failure} (see {log})")
-
         if not stop.is_set():
+            require_success(training.key, process.returncode, log)
             outcome = replace(measure(training, folder, rows), wall=round(wall, 1))
             weights = sorted(folder.rglob("best.pt"))
             if weights:
                 process = start(validation(training, weights[0], folder), output, threads)
-                while process.poll() is None:
-                    if stop.wait(LOOK_S):
-                        end(process)
+                wait_for(process, stop)
                 outcome = validated(outcome, training, process.returncode, folder, log)
 
     if outcome is None or stop.is_set():  # not to be stored: not all of it was trained and measured
@@ -233,6 +229,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(PATIENCE_S)
+
+
+def wait_for(process: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    """Wait until a process has ended; end it when `stop` is set."""
+    while process.poll() is None:
+        if stop.wait(SHORT_LOOK_S):
+            end(process)
+
+
+def require_success(name: str, code: int, log: Path) -> None:
+    """Raise FaultError with the last line of a program's log if it failed. code: how it ended."""
+    if code:
+        raise FaultError(f"{name} ended with {code}: {last_line(log)} (see {log})")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -28,7 +28,14 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.report import add_report_flags, file_report, spread, table, versions
+from benchmarks.report import (
+    add_report_flags,
+    command_line,
+    file_report,
+    spread,
+    table,
+    versions,
+)
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of, stop_on_signals, train
 from utils.terminal import FaultError, run_and_exit
 
@@ -117,7 +124,7 @@ def report(options: argparse.Namespace, teachers: Mapping[str, Outcome], found: 
         f"{options.about}, {versions()}, {date.today()}. Mean ± standard deviation over the seeds; "
         "the difference is that of trainings with the same seed.",
         "",
-        f"    --teacher-cfg {options.teacher_cfg} -- {' '.join(options.flags)}",
+        command_line(),
         "",
         table(columns, rows),
         "",
