@@ -116,8 +116,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     add_tile_flags(add)
 
     add = parser.add_argument_group("detections").add_argument
-    add("--conf-thres", "--conf", type=float, default=0.001, help="confidence threshold")
-    add("--iou-thres", "--iou", type=float, default=0.6, help="NMS IoU threshold")
+    add(
+        "--conf-thres",
+        "--conf",
+        type=float,
+        help="confidence threshold (default: 0.001; with --task speed 0.25, as detect.py)",
+    )
+    add(
+        "--iou-thres",
+        "--iou",
+        type=float,
+        help="NMS IoU threshold (default: 0.6; with --task speed 0.45, as detect.py)",
+    )
     add("--max-det", type=int, default=300, help="max detections per image")
 
     add = parser.add_argument_group("results").add_argument
@@ -142,7 +152,13 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
     parser.refuse(NOT_IN_VAL)
     parser.hint(HINTS)
     launch, values = read_launch(parser, arguments)
-    return Namespace(**values), launch
+    args = Namespace(**values)
+    confidence, iou = (0.25, 0.45) if args.task == "speed" else (0.001, 0.6)
+    if args.conf_thres is None:
+        args.conf_thres = confidence
+    if args.iou_thres is None:
+        args.iou_thres = iou
+    return args, launch
 
 
 def check_flags(args: Namespace) -> None:
@@ -310,13 +326,12 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     log.say(f"{', '.join(paths)} on {' '.join(data)}, {split} split, {image_size} px, {device}")
 
     # Evaluate
-    confidence, iou = thresholds(args)
     result = evaluate_split(
         backend,
         loader,
         world,
-        confidence=confidence,
-        iou=iou,
+        confidence=args.conf_thres,
+        iou=args.iou_thres,
         max_detections=args.max_det,
         class_ids=class_ids,
         unlabeled=dataset.unlabeled,
@@ -419,13 +434,6 @@ def choose_canvas(
         side = args.imgsz or trained_size
         wanted = [side, side]
     return canvas_for(backend, wanted, trained_size)
-
-
-def thresholds(args: Namespace) -> tuple[float, float]:
-    """Return the confidence and the NMS IoU threshold: for --task speed those of detection."""
-    if args.task == "speed":
-        return 0.25, 0.45
-    return args.conf_thres, args.iou_thres
 
 
 def fitness_of(model: LoadedModel, path: str, names: Sequence[str], say: Say) -> Fitness:

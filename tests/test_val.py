@@ -314,6 +314,20 @@ def test_invalid_val_command_line_gives_one_line_error(flags, sentence, capsys):
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", (0.001, 0.6)),
+        ("--task speed", (0.25, 0.45)),
+        ("--task speed --conf 0.001", (0.001, 0.45)),
+        ("--task speed --iou 0.7", (0.25, 0.7)),
+    ],
+)
+def test_thresholds_of_speed_are_those_of_detection_unless_given(words, expected):
+    args, _ = val.parse_args(words.split())
+    assert (args.conf_thres, args.iou_thres) == expected
+
+
 def test_val_accepts_short_flag_names():
     args, _ = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
     assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
