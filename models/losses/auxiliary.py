@@ -48,6 +48,11 @@ class AuxiliaryLoss(Loss):
         """Raise ValueError: this loss is of two heads. See `build_loss`."""
         raise ValueError("the loss of an auxiliary branch needs two heads")
 
+    @property
+    def validation_terms(self) -> tuple[str, ...]:
+        """Those of the main loss: in validation there is no auxiliary branch."""
+        return self.main.validation_terms
+
     def start_epoch(self, epoch: int, epochs: int, *, without_mosaic: bool) -> None:
         """Pass the epoch on to both losses."""
         for loss in (self.main, self.auxiliary):
@@ -70,12 +75,10 @@ class AuxiliaryLoss(Loss):
     def compute_terms(
         self, raw: Any, targets: Tensor, assignment: BothAssignments, counts: Tensor
     ) -> dict[str, Tensor]:
-        """Return this process's share of each term."""
+        """Return this process's share of each term, in validation of those of the main loss."""
         main_counts = counts[: assignment.counts]
         if not isinstance(raw, WithAuxiliary):
-            terms = self.main.compute_terms(raw, targets, assignment.main, main_counts)
-            zero = torch.zeros_like(next(iter(terms.values())))
-            return {name: terms.get(name, zero) for name in self.terms}
+            return self.main.compute_terms(raw, targets, assignment.main, main_counts)
 
         auxiliary_counts = counts[assignment.counts :]
         terms = self.main.compute_terms(raw.main, targets, assignment.main, main_counts)
