@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.build import mismatched_tensors
 from models.detector import Detector
-from utils.files.pickled import TensorReader, mapping_entries
+from utils.files.pickled import TensorReader, mapping_entries, open_saved
 from utils.printable import excerpt, one_line
 
 MAX_TENSORS = 5_000
@@ -83,6 +83,15 @@ def read_state(named: Iterable[tuple[Any, Any]], reader: TensorReader) -> dict[s
     return state
 
 
+def unpickled_or_none(path: Path) -> Any:
+    """Return what a file holds, as data; None if it cannot be read: its reader says why."""
+    try:
+        with open_saved(path) as saved:
+            return saved.unpickled()
+    except Exception:  # a damaged file can raise nearly anything
+        return None
+
+
 def state_entries(loaded: Any, key: str) -> dict[Any, Any]:
     """Return the records of the state in a checkpoint, or of a file that is a state.
 
@@ -90,8 +99,11 @@ def state_entries(loaded: Any, key: str) -> dict[Any, Any]:
     if there is no mapping.
     """
     outer = mapping_entries(loaded)
-    state = mapping_entries(outer.get(key, loaded))
+    return without_ddp(mapping_entries(outer.get(key, loaded)))
 
+
+def without_ddp(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a state without the prefix of DDP before its names."""
     entries = {}
     for name, value in state.items():
         bare_name = name.removeprefix("module.") if isinstance(name, str) else name

@@ -5,6 +5,8 @@ Checkpoints of other projects are passed to their own readers.
 
 import hashlib
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from models.detector import Detector
 from models.export import FORMATS
 from models.tables.find import model_names
 from models.weights.conversion import load_module
-from models.weights.external import WRONG_CONTENT
+from models.weights.external import WRONG_CONTENT, unpickled_or_none
 from models.weights.network import holds_network, no_detector
 from models.weights.pickled_module import holds_module
 from models.weights.pretrained import (
@@ -41,8 +43,9 @@ WHERE_WEIGHTS_COME_FROM = (
 RGB = 3  # channels of the images
 # files that val.py and detect.py run, but that are not trained
 EXPORTED = (*(each.file_suffix for each in FORMATS.values()), ".engine")
-# of other projects: whether a file is such a checkpoint, and its reader
-EXTERNAL = (
+ExternalReader = Callable[[Path], tuple[Detector, list[str]]]
+# of other projects: whether a file holds such a checkpoint, and its reader
+EXTERNAL: tuple[tuple[Callable[[Any], bool], ExternalReader], ...] = (
     (holds_module, load_module),
     (is_yolox, load_yolox),
     (is_rtmdet, load_rtmdet),
@@ -97,19 +100,32 @@ def _load_external(path: Path, own_error: ValueError) -> tuple[Detector, list[st
     Raises `own_error`, why it is none of ours, if no reader knows it; but if it has the name of a
     published file and another digest, an error that says so.
     """
-    for knows, read in EXTERNAL:
-        if knows(path):
-            return read(path)
+    loaded = unpickled_or_none(path)
+    read = external_reader(loaded)
+    if read is not None:
+        return read(path)
     require_published_digest(path)
-    if holds_network(path):
+    if holds_network(loaded):
         raise no_detector(path)
     raise own_error
 
 
 def is_network(path: Path) -> bool:
     """Whether a file holds a network that classifies images, and no detector that can be read."""
-    is_detector = any(knows(path) for knows, _ in EXTERNAL)
-    return not is_detector and holds_network(path)
+    loaded = unpickled_or_none(path)
+    return external_reader(loaded) is None and holds_network(loaded)
+
+
+def external_reader(loaded: Any) -> ExternalReader | None:
+    """Return the reader that knows what a file of another project holds; None if none does.
+
+    loaded: what the file holds, unpickled.
+    """
+    for knows, read in EXTERNAL:
+        with suppress(ValueError):  # it holds no mapping
+            if knows(loaded):
+                return read
+    return None
 
 
 def _own_detector(path: Path, saved: dict[str, Any]) -> Detector:

@@ -13,13 +13,17 @@ from torch import Tensor
 from models.blocks import Backbone
 from models.detector import Detector
 from models.tables.find import model_names
-from models.weights.external import external_errors, read_state
+from models.weights.external import external_errors, read_state, without_ddp
 from models.weights.pretrained import require_named_digest
 from models.weights.torchvision_files import torchvision_file
 from utils.files.pickled import TensorReader, entries_if_mapping, is_tensor, open_saved
 from utils.printable import counted, excerpt, printable
 
-HOLDERS = ("state_dict", "model")  # entries of training checkpoints that hold the state
+HOLDERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+)  # entries of training checkpoints that hold the state
 COUNTER = "num_batches_tracked"  # of BatchNorm; files of torch before 1.0 have none
 PAGE = "docs/backbones.md"
 
@@ -31,13 +35,11 @@ class CopiedBackbone(NamedTuple):
     tensors: int
 
 
-def holds_network(path: Path) -> bool:
-    """Whether a file is a state dict, tensors by their names, and not a checkpoint of Kestrel."""
-    try:
-        with open_saved(path) as saved:
-            loaded = saved.unpickled()
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
+def holds_network(loaded: Any) -> bool:
+    """Whether a file is a state dict, tensors by their names, and not a checkpoint of Kestrel.
+
+    loaded: unpickled.
+    """
     entries = _entries(loaded)
     is_own = "table" in entries_if_mapping(loaded)
     return bool(entries) and not is_own and all(map(is_tensor, entries.values()))
@@ -119,10 +121,7 @@ def _entries(loaded: Any) -> dict[Any, Any]:
         if inner:
             state = inner
             break
-    return {
-        key.removeprefix("module.") if isinstance(key, str) else key: value
-        for key, value in state.items()
-    }
+    return without_ddp(state)
 
 
 def _why_another(state: Mapping[str, Tensor], own_names: Mapping[str, str], layer: Backbone) -> str:

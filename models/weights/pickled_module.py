@@ -109,14 +109,9 @@ def other_task(modules: list[tuple[str, Record]]) -> str:
     return TASKS.get(word, excerpt(word))
 
 
-def holds_module(path: Path) -> bool:
-    """Whether a file's pickle holds another project's module, which `read_external` can read."""
-    try:
-        with open_saved(path) as saved:
-            module = _module(saved.unpickled())
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
-    return module is not None
+def holds_module(loaded: Any) -> bool:
+    """Whether a file holds another project's module, for `read_external`. loaded: unpickled."""
+    return _module(loaded) is not None
 
 
 def _external(
@@ -128,6 +123,11 @@ def _external(
     state = read_state(_tensors(modules), reader)
 
     table = plain(attributes.get("yaml"), iter(range(MAX_VALUES)))
+    if table is None:
+        raise ValueError(
+            f"it holds a whole module, of class {excerpt(modules[0][1].kind)}, without a table of "
+            "its layers: save its state_dict() instead"
+        )
     if not isinstance(table, dict):
         raise ValueError("its model has no architecture table")
 

@@ -115,16 +115,13 @@ class Contents(NamedTuple):
     config: str
 
 
-def is_rtmdet(path: Path) -> bool:
-    """Whether a file is a checkpoint with RTMDet's backbone, which `load_rtmdet` can read.
+def is_rtmdet(loaded: Any) -> bool:
+    """Whether a file is a checkpoint with RTMDet's backbone, for `load_rtmdet`. loaded: unpickled.
 
-    It says in one sentence why it cannot, if the file is that of another task.
+    True also for models of other tasks, which `load_rtmdet` refuses with the reason. Raises
+    ValueError if it holds no mapping.
     """
-    try:
-        with open_saved(path) as saved:
-            entries = state_entries(saved.unpickled(), "state_dict")
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
+    entries = state_entries(loaded, "state_dict")
     return all(key in entries for key in BACKBONE)
 
 
@@ -134,8 +131,8 @@ def load_rtmdet(path: Path) -> tuple[Detector, list[str]]:
     The names are those of the data set in `meta`; else COCO's for 80 classes, else numbers.
 
     Whether its distances are exponential is written in the configuration, as exp_on_reg, which is
-    searched and not run. A file without it is taken for one of the published sizes by its width,
-    and in other widths by its depth: linear in tiny and s, exponential in m, l and x.
+    searched and not run. A file without it is taken for one of the published sizes by its depth,
+    which its width must not contradict: linear in tiny and s, exponential in m, l and x.
 
     Raises ValueError if the file cannot be read, or its name states another digest; if it is not
     one of the models of models/rtmdet*.yaml, scaled in depth and width; if nothing tells what its

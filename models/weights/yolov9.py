@@ -50,13 +50,12 @@ SPLIT = {23: (23,), 24: (24, 25), 25: (26, 27, 28)}
 ROWS_MORE = 3  # than layers, after those
 
 
-def is_yolov9(path: Path) -> bool:
-    """Whether a file is a checkpoint of YOLOv9 in this layout, which `load_yolov9` can read."""
-    try:
-        with open_saved(path) as saved:
-            entries = _entries(saved.unpickled())
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
+def is_yolov9(loaded: Any) -> bool:
+    """Whether a file is a checkpoint of YOLOv9 in this layout, for `load_yolov9`.
+
+    loaded: unpickled. Raises ValueError if it holds no mapping.
+    """
+    entries = _entries(loaded)
     return CLASSES in entries and FIRST in entries
 
 

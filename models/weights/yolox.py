@@ -18,6 +18,7 @@ from models.weights.external import (
     conversion_errors,
     external_errors,
     fill_model,
+    out_channels,
     read_state,
     state_entries,
 )
@@ -52,13 +53,12 @@ ROWS = {
 DEPTHS = {3: 0.33, 6: 0.67, 9: 1.0, 12: 1.33}  # depth multiple of a number of bottlenecks
 
 
-def is_yolox(path: Path) -> bool:
-    """Whether a file is a checkpoint of YOLOX, which `load_yolox` can read."""
-    try:
-        with open_saved(path) as saved:
-            return f"{STEM}conv.weight" in state_entries(saved.unpickled(), "model")
-    except Exception:  # the caller's own reader reports what is wrong with the file
-        return False
+def is_yolox(loaded: Any) -> bool:
+    """Whether a file is a checkpoint of YOLOX, for `load_yolox`. loaded: unpickled.
+
+    Raises ValueError if it holds no mapping.
+    """
+    return f"{STEM}conv.weight" in state_entries(loaded, "model")
 
 
 def load_yolox(path: Path) -> tuple[Detector, list[str]]:
@@ -95,15 +95,11 @@ def _table(given: dict[str, Tensor], source: str) -> dict[str, Any]:
     numbers = {key.split(".")[5] for key in given if key.startswith(BOTTLENECKS)}
     bottlenecks = len(numbers)
     depth = DEPTHS.get(bottlenecks, bottlenecks / 9)
-    width = given[f"{STEM}conv.weight"].shape[0] / 64
-
-    classes = given.get(CLASSES)
-    if classes is None or not classes.dim():
-        raise ValueError(f"it has no weights {CLASSES}, which tell the number of classes")
+    width = out_channels(given, f"{STEM}conv.weight") / 64
 
     of_one_model = {key: value for key, value in table.items() if key != "scales"}
     of_one_model |= {"source": source, "depth_multiple": depth, "width_multiple": width}
-    return resolve(of_one_model, None, classes.shape[0])
+    return resolve(of_one_model, None, out_channels(given, CLASSES))
 
 
 def _renamed(key: str, value: Tensor) -> tuple[str, Tensor]:

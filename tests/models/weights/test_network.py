@@ -60,11 +60,12 @@ def test_published_file_goes_into_the_backbone(state, tmp_path):
     "change",
     [
         lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model_state_dict": state, "optimizer_state_dict": {}},
         lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
         lambda state: {k: v for k, v in state.items() if not k.startswith("classifier")},
         lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
     ],
-    ids=["training checkpoint", "of DDP", "without classifier", "half"],
+    ids=["training checkpoint", "of torch's tutorials", "of DDP", "without classifier", "half"],
 )
 def test_other_forms_of_a_state_are_read(change, state, tmp_path):
     path = tmp_path / "mine.pth"
@@ -151,6 +152,17 @@ def test_file_of_a_network_is_no_detector(state, tmp_path):
         check_model("", str(path), download=False)
     with pytest.raises(ValueError, match=r"models/yolov8.yaml has no row for it: train.py takes"):
         check_model("yolov8n.yaml", str(path), download=False)
+
+
+def test_whole_module_is_refused_with_advice(tmp_path):
+    path = tmp_path / "whole.pt"
+    sentence = (
+        r"it holds a whole module, of class .*Conv2d, without a table .*: save its state_dict"
+    )
+    for content in (torch.nn.Conv2d(3, 3, 1), {"model": torch.nn.Conv2d(3, 3, 1)}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=sentence):
+            check_model(str(TABLE), str(path), download=False)
 
 
 class Harmful:

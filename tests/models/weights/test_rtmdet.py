@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from models.weights.coco_names import COCO_NAMES
-from models.weights.external import state_entries
-from models.weights.kestrel import load_detector
+from models.weights.external import state_entries, unpickled_or_none
+from models.weights.kestrel import external_reader, load_detector
 from models.weights.rtmdet import (
     Contents,
     _class_names,
@@ -23,7 +23,7 @@ from models.weights.rtmdet import (
     _renamed,
     _renamed_state,
     _without_repeats,
-    is_rtmdet,
+    load_rtmdet,
 )
 from tests.support.rtmdet import DEPTHS, FIXTURES, rtmdet_shapes, rtmdet_state, save_rtmdet
 from utils.files.pickled import open_saved
@@ -76,7 +76,7 @@ def test_averaged_weights_are_read_and_shared_ones_once(tmp_path, zipped):
     """`ema_state_dict` holds others. The file has each shared convolution once."""
     state = rtmdet_state()
     path = save_rtmdet(tmp_path / "epoch_300.pth", state, zipped=zipped)
-    assert is_rtmdet(path)
+    assert external_reader(unpickled_or_none(path)) is load_rtmdet
     with open_saved(path) as saved:
         entries = state_entries(saved.unpickled(), "state_dict")
         assert entries.keys() == state.keys()
@@ -152,8 +152,8 @@ def test_other_states_are_refused(change, reason, tiny, tmp_path, zipped):
 @pytest.mark.parametrize("content", [{}, {"state_dict": 7}, {"state_dict": {}}, [1], {"meta": {}}])
 def test_other_files_are_not_rtmdet(content, tmp_path):
     torch.save(content, tmp_path / "a.pth")
-    assert not is_rtmdet(tmp_path / "a.pth")
-    assert not is_rtmdet(tmp_path / "missing.pth")
+    assert external_reader(unpickled_or_none(tmp_path / "a.pth")) is not load_rtmdet
+    assert external_reader(unpickled_or_none(tmp_path / "missing.pth")) is not load_rtmdet
 
 
 def test_truncated_file_is_refused_in_one_sentence(tiny, tmp_path):

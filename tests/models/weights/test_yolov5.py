@@ -23,6 +23,7 @@ from torch import nn
 from models import build_model
 from models.detector import Detector
 from models.weights.conversion import load_module
+from models.weights.external import unpickled_or_none
 from models.weights.kestrel import load_detector
 from models.weights.pickled_module import holds_module, read_external
 from tests.support.saved_files import LAYOUTS
@@ -201,14 +202,16 @@ def test_tensor_views_and_non_persistent_buffers_are_handled(model, tmp_path):
 
 
 def test_is_external_detects_only_external_checkpoints(model, tmp_path):
-    assert holds_module(save_external(tmp_path / "a.pt", to_yolov5_module(model)))
+    path = save_external(tmp_path / "a.pt", to_yolov5_module(model))
+    assert holds_module(unpickled_or_none(path))
     checkpoint_file.save(
         tmp_path / "b.pt", {"model": model.state_dict(), "table": model.table, "names": NAMES}
     )
     torch.save(model.state_dict(), tmp_path / "c.pt")
     (tmp_path / "d.pt").write_text("")
     assert not any(
-        holds_module(tmp_path / name) for name in ("b.pt", "c.pt", "d.pt", "none.pt", ".")
+        holds_module(unpickled_or_none(tmp_path / name))
+        for name in ("b.pt", "c.pt", "d.pt", "none.pt", ".")
     )
 
 
@@ -613,7 +616,7 @@ def test_hostile_pickles_are_rejected_without_running_code(watch, tmp_path, name
         message = error_message(path, read)
         assert message.startswith("is not a checkpoint that can be read without running it (")
         assert any(part in message for part in text.split("|"))
-    assert not holds_module(path)
+    assert not holds_module(unpickled_or_none(path))
     with pytest.raises(ValueError, match=r"a\.pt: is not a checkpoint of Kestrel"):
         load_detector(path)  # the reader of --weights
 
@@ -924,7 +927,7 @@ def older(model: Detector, tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_of_the_older_layout_is_read(older, watch, model):
-    assert holds_module(older)
+    assert holds_module(unpickled_or_none(older))
     found, names = load_module(older)
     assert names == NAMES
     assert all(value.equal(model.state_dict()[key]) for key, value in found.state_dict().items())

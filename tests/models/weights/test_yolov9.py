@@ -16,9 +16,10 @@ from models.detector import Detector
 from models.heads import WithAuxiliary
 from models.losses.distance import BELOW_LAST_BIN, DistanceLoss
 from models.nms import non_max_suppression
-from models.weights.kestrel import load_detector
+from models.weights.external import unpickled_or_none
+from models.weights.kestrel import external_reader, load_detector
 from models.weights.transfer import transfer
-from models.weights.yolov9 import is_yolov9, load_yolov9, renamed
+from models.weights.yolov9 import load_yolov9, renamed
 from tests.models.test_detector import randomize_statistics
 from tests.support.yolov9 import (
     FIXTURES,
@@ -298,18 +299,19 @@ def test_other_tensors_are_refused(change, sentence, tmp_path):
     state = {key: value.clone() for key, value in state_of_narrow_s().items()}
     change(state)
     file = save(tmp_path / "v9.pt", state)
-    assert is_yolov9(file)
+    assert external_reader(unpickled_or_none(file)) is load_yolov9
     with pytest.raises(ValueError, match=sentence) as refused:
         load_yolov9(file)
     assert str(refused.value).startswith(str(file))
 
 
 def test_other_files_are_not_taken_for_yolov9(tmp_path):
-    assert not is_yolov9(save(tmp_path / "a.pt", {"0.conv.weight": torch.ones(1)}))
-    assert not is_yolov9(save(tmp_path / "b.pt", {"state_dict": {"ema.model.0.x": torch.ones(1)}}))
-    assert not is_yolov9(save(tmp_path / "c.pt", [1]))
+    raw_of_another = {"state_dict": {"ema.model.0.x": torch.ones(1)}}
+    for content in ({"0.conv.weight": torch.ones(1)}, raw_of_another, [1]):
+        file = save(tmp_path / "a.pt", content)
+        assert external_reader(unpickled_or_none(file)) is not load_yolov9
     (tmp_path / "d.pt").write_bytes(b"no checkpoint")
-    assert not is_yolov9(tmp_path / "d.pt")
+    assert external_reader(unpickled_or_none(tmp_path / "d.pt")) is not load_yolov9
 
 
 def test_reach_of_the_published_bins():
