@@ -59,6 +59,8 @@ def build_loss(
         say: logs the `gains` without effect.
         auxiliary: the head of the model's auxiliary branch, which the loss trains, too.
 
+    Of a joined head, `trains_alone` is set: whether the loss needs its newest part only.
+
     Raises: ValueError if there is no such loss, or it does not support the head, for example
     because of its levels.
     """

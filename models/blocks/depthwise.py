@@ -64,6 +64,8 @@ def input_gradient(
 ) -> Tensor:
     """Return the gradient of the input, which has this shape, [B, C, H, W].
 
+    gradient: [B, C, H', W']. weight: [C, 1, K, L].
+
     A convolution with a stride is one without, of whose cells some are left out. So these cells get
     a gradient of 0, and then the gradient of a convolution without stride is a convolution itself,
     with the kernel turned by 180 degrees.
@@ -91,7 +93,11 @@ def weight_gradient(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> Tensor:
-    """Return the gradient of the weight, in its type; in float32 for kernels above FAST_KERNEL."""
+    """Return the gradient of the weight [C, 1, K, L], in its type.
+
+    It is computed in float32 for kernels above FAST_KERNEL. gradient: [B, C, H', W']. maps:
+    [B, C, H, W].
+    """
     dtype = weight.dtype
     if max(weight.shape[2:]) > FAST_KERNEL:
         dtype = torch.float32

@@ -5,7 +5,7 @@ B images, L levels, N predictions per image of all parts, C classes of all parts
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,13 @@ class JoinedHead(Head):
         for number, part in enumerate(parts):
             fitted += [f"parts.{number}.{key}" for key in part.fitted]
         self.fitted = tuple(fitted)
-        self.trains_alone = False  # whether training reads the newest part only; set by its loss
+        self.trains_alone = False  # whether training reads the newest part only: see `build_loss`
         self._read_output()
 
     @property
     def heads(self) -> list[Head]:
         """The parts."""
-        return [part for part in self.parts if isinstance(part, Head)]
+        return cast(list[Head], list(self.parts))
 
     @property
     def older(self) -> list[nn.Module]:

@@ -43,7 +43,7 @@ def find_batch_size(
         model: on this process's device; the trials use copies.
         labels, images: of the training split.
         distillation: what a teacher adds to the loss.
-        image_size: in pixels, a multiple of the model's largest stride.
+        image_size: in pixels, a multiple of the largest strides of the model and its teacher.
         precision: of the forward pass.
         say: logs the memory use.
 

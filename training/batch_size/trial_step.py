@@ -33,7 +33,8 @@ class TrialStep:
         criterion: the loss.
         autocast: of the forward pass.
         optimizer, lr, momentum: as for build_optimizer.
-        image_size: the largest image side in pixels, a multiple of the model's largest stride.
+        image_size: the largest image side in pixels, a multiple of the largest strides of the model
+            and its teacher.
         boxes_per_image: as many as in a crowded batch.
         world: with the device, or those of DataParallel.
         draw: takes a number of images and draws them on the device, uint8 [B, H, W, 3], as the run
