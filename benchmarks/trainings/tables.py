@@ -5,13 +5,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from benchmarks.report import table_row
+from benchmarks.report import spread, table
 from benchmarks.trainings.run import ROOT, Outcome, Training, name_of
 from utils.plots.canvas import draw_no_data, hex_color, picture
 
@@ -28,14 +28,13 @@ def report(trainings: Sequence[Training], outcomes: Sequence[Outcome], title: st
     columns = ["data", "program", "seeds", "mAP50-95", "mAP50", "at equal time", "seconds"]
     columns += [f"s to {share:.0%}" for share in SHARES]
     columns.append("images/s")
-    lines = [f"# {title}", "", f"torch {torch.__version__}", "", table_row(columns)]
-    lines.append("|---" * len(columns) + "|")
-
+    rows = []
     for (data, program), found in groups.items():
         shortest = first_end([own for (other, _), own in groups.items() if other == data])
         cells = [names[data], program, str(len(found))]
-        lines.append(table_row([*cells, *figures(found, shortest)]))
+        rows.append([*cells, *figures(found, shortest)])
 
+    lines = [f"# {title}", "", f"torch {torch.__version__}", "", table(columns, rows)]
     lines += ["", "`*`: by the program's own evaluator.", ""]
     commands = {training.program: shown(training.command) for training in trainings}
     return [*lines, *(f"- {program}: `{command}`" for program, command in commands.items())]
@@ -50,11 +49,8 @@ def first_end(programs: Sequence[Sequence[Outcome]]) -> float:
 
 def figures(found: Sequence[Outcome], shortest: float) -> list[str]:
     """The cells of a program's outcomes on the same data. shortest: seconds of "at equal time"."""
-    ap = [one.ap for one in found]
-    spread = f" ± {stdev(ap):.3f}" if len(ap) > 1 else ""
     mark = "" if all(one.same_evaluator for one in found) else " *"
-
-    cells = [figure(mean(ap), 3) + spread + mark]
+    cells = [spread([one.ap for one in found]) + mark]
     cells.append(figure(mean(one.ap50 for one in found), 3))
     cells.append(figure(mean(one.reached(shortest) for one in found), 3))
     cells.append(figure(mean(one.seconds for one in found), 0))
