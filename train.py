@@ -307,6 +307,7 @@ from training import (
     describe_stuck,
     draw_results,
     evaluate_best,
+    extended_model,
     freeze,
     memory_advice,
     model_facts,
@@ -767,11 +768,20 @@ def open_model(
         model = detector_for_state(Path(cfg.resume), table, run.saved.model, load=False)
         return model, None
 
+    anchors_per_level = round(run.hyp.anchors)
+    if cfg.add_classes:
+        return extended_model(
+            cfg.weights,
+            data.names,
+            anchors_per_level=anchors_per_level,
+            image_size=cfg.imgsz,
+            say=say,
+        )
     return start_model(
         cfg.cfg,
         cfg.weights,
         data.names,
-        anchors_per_level=round(run.hyp.anchors),
+        anchors_per_level=anchors_per_level,
         fit=not cfg.noautoanchor,
         box_sizes=data.labels["train"].box_sizes,
         image_size=cfg.imgsz,
@@ -781,7 +791,6 @@ def open_model(
         download=cfg.download,
         world=world,
         say=say,
-        add_classes=cfg.add_classes,
     )
 
 

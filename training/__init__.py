@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from training.results import next_steps
     from training.run import Run, open_run
     from training.schedule import Schedule
-    from training.start import place_model, start_model
+    from training.start import extended_model, place_model, start_model
     from training.state import TrainState, build_train_state
     from training.validation import EpochValidation
 
@@ -80,7 +80,7 @@ __all__, __getattr__ = lazy_listing(
         "results": ["next_steps"],
         "run": ["Run", "open_run"],
         "schedule": ["Schedule"],
-        "start": ["place_model", "start_model"],
+        "start": ["extended_model", "place_model", "start_model"],
         "state": ["TrainState", "build_train_state"],
         "validation": ["EpochValidation"],
     },

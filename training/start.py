@@ -83,7 +83,6 @@ def start_model(
     download: bool,
     world: World,
     say: Say,
-    add_classes: bool = False,
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model of a new run, and the trained weights it starts from, None for random ones.
 
@@ -106,18 +105,12 @@ def start_model(
         seed: for the anchor fitting.
         download: whether to fetch missing weights of models/pretrained.yaml.
         say: logs a sentence about the model, and one about the fit.
-        add_classes: the model is that of the checkpoint, with new classes after its own: see
-            `extended_model`.
 
     Raises ValueError as build_model and load_detector do.
     """
     # The checkpoint whose weights are copied.
     if download:
         fetch_weights(weights)
-    if add_classes:
-        if anchors_per_level:
-            say(f"anchors {anchors_per_level}: no effect: --add-classes keeps those of {weights}")
-        return extended_model(weights, names, image_size, say)
     checkpoint: dict[str, Any] = {}
     source: Detector | None = None
     source_names: list[str] = []
@@ -166,16 +159,18 @@ def start_model(
 
 
 def extended_model(
-    weights: str, names: Sequence[str], image_size: int, say: Say
+    weights: str, names: Sequence[str], *, anchors_per_level: int, image_size: int, say: Say
 ) -> tuple[Detector, TrainedWeights | None]:
     """Return the model of a checkpoint with a head for the new classes, and what it starts from.
 
     Anchors, and where images lie on their canvases, are the checkpoint's, so that its old classes
     are found as before.
 
-    weights: the checkpoint. names: the checkpoint's, then the new ones. image_size: as for
-    `start_model`. say: logs a sentence about the model, and what is trained.
+    weights: the checkpoint. names: the checkpoint's, then the new ones. anchors_per_level,
+    image_size: as for `start_model`. say: logs a sentence about the model, and what is trained.
     """
+    if anchors_per_level:
+        say(f"anchors {anchors_per_level}: no effect: --add-classes keeps those of {weights}")
     old, checkpoint = load_detector(Path(weights))
     image_size = round_up_to_stride(image_size, max(old.strides))
     say_other_size("--weights", weights, checkpoint, image_size, say)

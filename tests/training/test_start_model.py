@@ -17,7 +17,7 @@ from models.detector import Detector, count_parameters
 from models.weights.transfer import Copied
 from training import start
 from training.settings.recipe import TrainedWeights
-from training.start import check_model, start_model, weight_rms
+from training.start import check_model, extended_model, start_model, weight_rms
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.metrics.anchors import check_anchors
@@ -123,8 +123,23 @@ def test_another_size_than_the_checkpoint_was_trained_at_is_said(tiny_model, tmp
         ({}, 640, False),  # nothing is known
     ):
         checkpoint_file.save(path, saved | {"config": config})
-        _, log_lines = start_with_log("", str(path), add_classes=added, image_size=size)
+        log_lines: list[str] = []
+        if added:
+            extended_model(
+                str(path), NAMES, anchors_per_level=0, image_size=size, say=log_lines.append
+            )
+        else:
+            _, log_lines = start_with_log("", str(path), image_size=size)
         assert (sentence in log_lines) == said, log_lines
+
+
+def test_number_of_anchors_is_said_to_have_no_effect_on_added_classes(tiny_model, tmp_path):
+    path = tmp_path / "old.pt"
+    old = build_model(tiny_model, 2)
+    checkpoint_file.save(path, {"model": old.state_dict(), "table": old.table, "names": NAMES[:2]})
+    said: list[str] = []
+    extended_model(str(path), NAMES, anchors_per_level=2, image_size=640, say=said.append)
+    assert said[0] == f"anchors 2: no effect: --add-classes keeps those of {path}"
 
 
 def test_anchors_are_broadcast_from_rank_0(tiny_model):
