@@ -364,7 +364,7 @@ def main(flags: TrainConfig, world: World, trial: Trial = NO_SEARCH) -> Evaluati
 
 def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evaluation:
     """Do what `main` does: this is the complete training procedure, from top to bottom."""
-    run = open_run(flags, world, log.say, trial.hyp)
+    run = open_run(flags, world, log.say, trial.hyp, in_search=bool(trial.continue_with))
     requested = run.config  # the flags, or the settings of the run that is resumed
     loggers = open_loggers(
         requested.loggers, log, account=requested.entity, named_in=run.loggers_file

@@ -1,5 +1,6 @@
 """A new or resumed run: its settings, its checkpoint, which is read once, and its folder."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from training.checkpoints.restart import (
     find_previous_attempt,
 )
 from training.checkpoints.resume import (
+    OF_DATA,
     SETTINGS,
     batch_after_resize,
     find_last,
@@ -308,7 +310,9 @@ class Run:
         """
         path = ""
         if self.world.is_main:
-            path = str(self._find_or_create_folder())
+            folder = self._find_or_create_folder()
+            self._lock = lock_folder(folder)
+            path = str(folder)
         self.folder = Path(self.world.broadcast_object(path))
         data.save(self.folder)
         if data.is_written:
@@ -319,10 +323,10 @@ class Run:
         if not self.world.is_main:
             return
 
-        # Lock it, and remove what an interrupted or earlier run in it has left.
-        self._lock = lock_folder(self.folder)
+        # Remove what an interrupted or earlier run in it has left.
         (self.folder / "weights").mkdir(exist_ok=True)
         remove_partial_files(self.folder)
+        self._put_aside(self.folder / "weights" / "last.pt", say)
         (self.folder / PREEMPTED).unlink(missing_ok=True)
         write_status(self.folder, RUNNING)
 
@@ -340,6 +344,20 @@ class Run:
             write_json(self.folder / MARKS, self.attempt.marks)
         if self.recipe:
             self._say_recipe(self.recipe, say)
+
+    def _put_aside(self, last: Path, say: Say) -> None:
+        """Rename a last.pt that this run does not continue, which --resume would take for its own.
+
+        It is that of an earlier run in the folder, or of the epochs after the checkpoint that is
+        resumed.
+        """
+        if not last.exists():
+            return
+        continued = self.saved is not None and os.path.samefile(self.config.resume, last)
+        if not continued:
+            kept = last.with_name("last_before.pt")
+            last.replace(kept)
+            say(f"{printable(last)}: not continued by this run, and kept as {kept.name}")
 
     def _find_or_create_folder(self) -> Path:
         if self.saved:
@@ -361,7 +379,12 @@ class Run:
 
 
 def open_run(
-    flags: TrainConfig, world: World, say: Say, searched: Mapping[str, float] = NOT_SEARCHED
+    flags: TrainConfig,
+    world: World,
+    say: Say,
+    searched: Mapping[str, float] = NOT_SEARCHED,
+    *,
+    in_search: bool = False,
 ) -> Run:
     """Return the run to train.
 
@@ -369,17 +392,23 @@ def open_run(
     restart.
 
     searched: hyper-parameters of a new run that replace those of the file or the recipe.
+    in_search: the run is one of a search, which itself finds what a restarted launch continues.
 
     Raises SystemExit(0) if a launcher has restarted a run that is done, and ValueError if
     there is nothing to resume, the checkpoint does not fit, or processes have different settings or
     read different checkpoints.
     """
-    attempt = find_previous_attempt(Path(flags.project), world)
+    attempt = PreviousAttempt()
+    if not in_search:
+        # --name may have folders before it
+        attempt = find_previous_attempt(Path(flags.project, flags.name).parent, world)
     if attempt.done:
         say(f"restarted by the launcher, but the run in {attempt.run} is done")
         raise SystemExit(0)
     if attempt.checkpoint:
-        flags = replace(flags, resume=attempt.checkpoint)
+        # the command line is that of the first attempt, but the run may have a data YAML of its own
+        given = flags.given - set(OF_DATA)
+        flags = replace(flags, resume=attempt.checkpoint, given=given)
         say("restarted by the launcher")
     elif flags.resume:
         flags = replace(flags, resume=find_last(flags.resume, Path(flags.project), say))

@@ -1,7 +1,6 @@
 """Write the YAML of data sets that have none, or that are joined, renamed or split."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from data.layouts.names import spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
 from utils.files.folders import RUN_DATA, make_folder
-from utils.files.writers import write_text, write_yaml
+from utils.files.writers import write_bytes, write_text, write_yaml
 from utils.printable import counted, excerpt, printable
 from utils.threads import usable_cores
 
@@ -121,7 +120,7 @@ def copy_to(spec: DataSpec, folder: Path) -> None:
     for name in dict.fromkeys(names):
         file = spec.file.with_name(name)
         if file.is_file():
-            shutil.copyfile(file, folder / name)
+            write_bytes(folder / name, file.read_bytes())
 
 
 def _joined_splits(

@@ -5,6 +5,7 @@ folder.
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -363,6 +364,72 @@ def test_restarted_run_that_is_done_exits(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         opened(TrainConfig(project=str(tmp_path)))
     assert ended.value.code == 0
+
+
+def test_restarted_run_keeps_the_data_that_it_has_written(tmp_path, monkeypatch):
+    """Its YAML has the final classes, which the flags of the first attempt would change again."""
+    last = saved_run(tmp_path / "exp")
+    mark_run(tmp_path / "exp", monkeypatch)
+    given = {"data": ("a.zip", "b.zip"), "merge": ("truck=car",), "data_weights": (1.0, 3.0)}
+    run, said = opened(TrainConfig(project=str(tmp_path), **given, given=frozenset(given)))
+    assert run.config.data == (small_description().data,)
+    assert (run.config.merge, run.config.data_weights) == ((), ())
+    assert said[1:] == [f"resuming {last}: yolov5n.yaml, 1 of 100 epochs done"]
+
+
+def test_restarted_run_is_found_in_folders_of_its_name(tmp_path, monkeypatch):
+    last = saved_run(tmp_path / "team" / "exp")
+    mark_run(tmp_path / "team" / "exp", monkeypatch)
+    run, _ = opened(TrainConfig(project=str(tmp_path), name="team/exp"))
+    assert run.config.resume == str(last)
+
+
+def test_run_of_a_search_is_continued_by_the_search(tmp_path, monkeypatch):
+    saved_run(tmp_path / "exp")
+    mark_run(tmp_path / "exp", monkeypatch)
+    cfg = TrainConfig(project=str(tmp_path), given=frozenset())
+    monkeypatch.setattr(run_module, "check_model", lambda *_, **__: None)
+    assert open_run(cfg, World(CPU), never, in_search=True).saved is None
+
+
+def test_merged_classes_move_with_their_data(tmp_path):
+    last = saved_run(tmp_path / "exp")
+    given = {"data": ("a.zip",), "merge": ("truck=car",), "resume": str(last)}
+    cfg = TrainConfig(project=str(tmp_path), **given, given=frozenset(given))
+    run, said = opened(cfg, find_data=Path)
+    assert run.config.merge == ("truck=car",)
+    assert any("--resume changes --merge from none to truck=car" in line for line in said)
+
+    alone = TrainConfig(
+        project=str(tmp_path), merge=("truck=car",), resume=str(last), given=frozenset({"merge"})
+    )
+    run, said = opened(alone)
+    assert run.config.merge == ()
+    assert any("no effect: --merge" in line for line in said)
+
+
+def test_last_checkpoint_of_another_run_is_put_aside(tmp_path, monkeypatch):
+    """With --exist-ok. A restart before the first save would continue it, and so would --resume."""
+    old = saved_run(tmp_path / "exp").read_bytes()
+    said: list[str] = []
+    cfg = TrainConfig(project=str(tmp_path), exist_ok=True)
+    run = opened(cfg)[0]
+    run.open_folder(FakeData(), said.append)
+    weights = tmp_path / "exp" / "weights"
+    assert not (weights / "last.pt").exists()
+    assert (weights / "last_before.pt").read_bytes() == old
+    assert said == [f"{weights}/last.pt: not continued by this run, and kept as last_before.pt"]
+    run.close_folder({})
+
+
+@pytest.mark.parametrize("resumed", ["last.pt", "epoch1.pt"])
+def test_last_checkpoint_stays_if_it_is_resumed(tmp_path, resumed):
+    last = saved_run(tmp_path / "exp")
+    shutil.copy(last, last.with_name("epoch1.pt"))
+    run = opened(resume_flags(last.with_name(resumed), tmp_path))[0]
+    run.open_folder(FakeData(), lambda *_: None)
+    assert last.exists() == (resumed == "last.pt")
+    run.close_folder({})
 
 
 # ---------------------------------------------------------------------- several processes

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.checkpoints.status import is_done
@@ -22,12 +22,16 @@ MARKS = "launchers.json"
 
 @dataclass(frozen=True)
 class PreviousAttempt:
-    """The run of an earlier attempt of this launch."""
+    """The run of an earlier attempt of this launch.
 
-    marks: list[str]  # of the launchers of all processes
-    run: str  # "" if there was no earlier attempt, or it created no run folder
-    checkpoint: str  # "" if the attempt ended before the first one
-    done: bool
+    marks: of the launchers of all processes. run: "" if there was no earlier attempt, or it created
+    no run folder. checkpoint: "" if the attempt ended before the first one.
+    """
+
+    marks: list[str] = field(default_factory=list)
+    run: str = ""
+    checkpoint: str = ""
+    done: bool = False
 
 
 def find_previous_attempt(project: Path, world: World) -> PreviousAttempt:

@@ -37,6 +37,9 @@ CHANGEABLE = (
     "entity",
 )
 
+# Flags that say what --data is. They change with it, and only with it.
+OF_DATA = ("data", "names", "merge", "data_weights")
+
 
 def find_last(given: str, project: Path, say: Say) -> str:
     """Return the checkpoint that --resume names.
@@ -130,13 +133,17 @@ def resumed_config(cfg: TrainConfig, saved: Checkpoint) -> tuple[TrainConfig, li
     own["download"] = cfg.download  # never from a checkpoint
 
     # Those that the command line changes, and those that it cannot change.
+    given = {name: value for name, value in cfg.as_dict().items() if name in cfg.given}
+    changeable = set(CHANGEABLE)
+    if given.get("data", own["data"]) != own["data"]:
+        changeable |= set(OF_DATA)
     changed: dict[str, Any] = {}
     ignored = []
-    for name, value in sorted(cfg.as_dict().items()):
-        if name not in cfg.given or value == own[name]:
+    for name, value in sorted(given.items()):
+        if value == own[name]:
             continue
         to_be_measured = name == "batch_size" and value == -1
-        if name in CHANGEABLE and not to_be_measured:
+        if name in changeable and not to_be_measured:
             changed[name] = value
         elif name != "project":
             ignored.append(flag(name))
