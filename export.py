@@ -342,9 +342,9 @@ class DatasetImages:
         )
 
     def spread(self, split: str, count: int, say: Say) -> list[Tensor]:
-        """Return `count` images, evenly spread over the split, in batches of one.
+        """Return `count` images, or tiles, evenly spread over the split, in batches of one.
 
-        All images, if the split has fewer.
+        All of them, if the split has fewer.
         """
         labels = self.dataset.read(split, say)
         positions = np.linspace(0, len(labels) - 1, min(count, len(labels)))
@@ -399,6 +399,8 @@ def open_dataset_images(
         download=False,
         single_class=model.single_class,
         cache_dir=args.cache_dir,
+        tile=model.tile,
+        tile_overlap=model.tile_overlap,
     )
     # as train.py --classes trains them, also with --add-classes
     known = [number for number, name in enumerate(dataset.names) if name in model.names]

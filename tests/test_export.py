@@ -361,6 +361,26 @@ def test_map_before_quantization_is_measured_on_another_device(
     assert found[0] >= 0
 
 
+def test_model_of_tiles_is_calibrated_and_measured_on_tiles(detector, tiny_data, tmp_path):
+    """As val.py evaluates it, which reads the tiles from the checkpoint, too."""
+    config = {"imgsz": 64, "single_cls": False, "tile": 40}
+    weights = save_checkpoint(tmp_path / "tiles.pt", detector, config=config)
+    words = f"--data {tiny_data} --workers 0 --device cpu --cache-dir {tmp_path}".split()
+    args = export.parse_args(["--weights", str(weights), "--int8", *words])
+    writer = export.open_writer(weights, args, CPU.device, lambda _: None)
+    images = export.open_dataset_images(args, weights, writer.model, lambda _: None)
+    tiles = images.spread("val", 3, lambda _: None)
+    whole = images.dataset.read("val", lambda _: None).whole
+    assert len(images.dataset.labels["val"]) > len(whole)
+    assert len(tiles) == 3
+    found = images.mean_ap(ReferenceBackend(writer.reference))
+
+    output = ["--square", "--project", str(tmp_path), "--name", "val"]
+    val.run_script(["--weights", str(weights), *words, *output])
+    stats = json.loads((tmp_path / "val" / "metrics.json").read_text())
+    assert found == pytest.approx(stats["AP"], abs=1e-6)
+
+
 @pytest.mark.slow
 def test_8_bit_export_prints_the_loss(run, tmp_path, tiny_data, capsys):
     """On the data of the checkpoint, for each format."""

@@ -33,7 +33,7 @@ class TiledLabels(Labels):
     images: Labels  # the images that were cut
     tiling: Tiling  # how they were cut
     regions: np.ndarray  # int64 [M, 4]: each tile in pixels of its image
-    owners: np.ndarray  # int64 [M]: the image of each tile, ascending
+    owners: np.ndarray  # int64 [M]: the image of each tile, ascending unless `subset` mixed them
 
     @property
     def whole(self) -> Labels:
@@ -42,6 +42,17 @@ class TiledLabels(Labels):
     def part(self, index: int) -> tuple[int, Region]:
         x1, y1, x2, y2 = self.regions[index].tolist()
         return int(self.images.image_ids[self.owners[index]]), (x1, y1, x2, y2)
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> "TiledLabels":
+        """Return the tiles `indices`, in that order."""
+        chosen = np.arange(len(self))[np.asarray(indices, dtype=np.int64)]
+        return TiledLabels(
+            **super().subset(chosen).arrays(),
+            images=self.images,
+            tiling=self.tiling,
+            regions=self.regions[chosen],
+            owners=self.owners[chosen],
+        )
 
     def layout(self) -> dict[str, Any]:
         """Return the keyword arguments of models.tiled.merge_rows."""

@@ -93,7 +93,11 @@ def test_arrays_of_tiles():
     # The long side of a tile is 100 px: a box of 9 px is 5.76 px at 64; in the whole image 9 * 64 /
     # 160 = 3.6 px.
     assert tiles.box_sizes(64)[:2, 0].tolist() == pytest.approx([5.76, 3.6])
-    assert tiles.subset([3, 0]).boxes_xywh.tolist() == [[1, 2, 8, 28], [0, 0, 9, 9]]
+    some = tiles.subset([1, 3])
+    assert some.boxes_xywh.tolist() == [[1, 2, 8, 28]]
+    assert [some.part(0), some.part(1)] == [tiles.part(1), tiles.part(3)]
+    assert some.whole is labels
+    assert tiles.subset([]).regions.shape == (0, 4)
 
 
 def test_no_images_and_no_boxes():
