@@ -3,7 +3,10 @@
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import hubconf
 from models import build_model, load
 from models.backends.in_torch import TorchBackend
 from models.predict import Predictor
@@ -240,12 +244,35 @@ def test_wrong_channel_order_is_rejected(weights, images):
 def test_torch_hub_loads_a_detector_from_another_folder(weights, images, tmp_path):
     Image.fromarray(images[0]).save(tmp_path / "a.png")
     code = f"""
+import multiprocessing
 import torch
-model = torch.hub.load({str(ROOT)!r}, "custom", path={str(weights)!r}, source="local", device="cpu", confidence=0.0)
-print(len(model("a.png")) > 10)
-"""  # noqa: E501
-    done = run_program(code, folder=tmp_path)
-    assert done.stdout == "True\n", done.stderr
+
+def found(model):
+    return len(model("a.png"))
+
+if __name__ == "__main__":
+    settings = dict(path={str(weights)!r}, device="cpu", confidence=0.0)
+    model = torch.hub.load({str(ROOT)!r}, "custom", source="local", **settings)
+    print(found(model) > 10)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply_async(found, (model,)).get(60) == found(model))
+"""
+    (tmp_path / "program.py").write_text(code)
+    # in a process that knows nothing of the checkout
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\nTrue\n", done.stderr
+
+
+def test_module_of_the_program_by_the_name_of_a_package_is_said(monkeypatch):
+    other = types.ModuleType("utils")
+    other.__file__ = "/my/program/utils.py"
+    monkeypatch.setitem(sys.modules, "utils", other)
+    with pytest.raises(
+        ImportError, match=r"package utils has the name of .* \(/my/program/utils.py\)"
+    ):
+        hubconf.custom("best.pt")
 
 
 # ---------------------------------------------------------------------- other processes

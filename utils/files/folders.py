@@ -36,7 +36,8 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
     exist_ok: use project/name even if it exists; it is marked if it is empty, since it may hold the
     user's own files.
 
-    Raises: ValueError if the folder cannot be created.
+    Raises: ValueError if the folder cannot be created, or if it is a data set, whose labels and
+    YAML would be overwritten.
     """
     if not name:
         raise ValueError("--name: must not be empty")
@@ -46,6 +47,7 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
         if exist_ok:
             folder = first
             folder.mkdir(exist_ok=True)
+            _refuse_data_set(folder)
         else:
             folder = _first_free(first)
 
@@ -55,6 +57,16 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
     except OSError as error:
         reason = f"cannot be created ({error.strerror}); --project names another place"
         raise ValueError(f"{first}: the run folder {reason}") from error
+
+
+def _refuse_data_set(folder: Path) -> None:
+    """Raise ValueError if a folder has images and labels, and no run wrote it."""
+    names = os.listdir(folder)
+    if {"images", "labels"}.issubset(names) and not is_run_folder(str(folder), names):
+        raise ValueError(
+            f"{printable(folder)}: is a data set (it has images and labels), and results would "
+            "overwrite its files: choose another --project or --name"
+        )
 
 
 def make_folder(folder: Path, flag: str, mode: int = 0o777) -> None:

@@ -61,6 +61,17 @@ def test_existing_folder_with_files_is_not_marked(tmp_path):
     assert not is_run_folder(str(folder), os.listdir(folder))
 
 
+def test_data_set_is_no_run_folder(tmp_path):
+    """detect.py --save-txt would overwrite its labels, and train.py its data.yaml."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    sentence = "is a data set .* results would overwrite its files: choose another --project or"
+    with pytest.raises(ValueError, match=sentence):
+        new_run_folder(tmp_path.parent, tmp_path.name, exist_ok=True)
+    (tmp_path / RUN_MARK).touch()
+    assert new_run_folder(tmp_path.parent, tmp_path.name, exist_ok=True) == tmp_path
+
+
 @pytest.mark.parametrize(
     ("folder", "names", "is_run"),
     [
