@@ -350,7 +350,9 @@ class StreamReader:
             self._beginning.add(image)
         if image is None or not is_used or self._beginning.matched:
             return None
-        return Frame(image, self._address.shown, self._address.name, self._received, fps)
+        address = self._address
+        step = self._frame_step
+        return Frame(image, address.shown, address.name, self._received, fps, step)
 
     def _ends_as_image(self, frame: Frame | None, has_timed_out: bool) -> bool:
         """Whether a first connection that has ended after one frame was an image.

@@ -183,7 +183,7 @@ def capture_frames(
             reading.read -= 1
             reading.failed += 1
         else:
-            yield Frame(image, path, name, number, fps)
+            yield Frame(image, path, name, number, fps, frame_step)
 
 
 def retrieved(capture: cv2.VideoCapture) -> np.ndarray | None:

@@ -73,6 +73,8 @@ class Frame:
             frames of one video.
         number: of the frame in its video, from 1; None for an image.
         fps: frames per second of the video that these frames make, 0 for an image.
+        step: how far apart the numbers of these frames are, unless frames are left out because the
+            model is too slow for a stream.
     """
 
     image: NDArray[np.uint8]
@@ -80,3 +82,4 @@ class Frame:
     name: str
     number: int | None = None
     fps: float = 0.0
+    step: int = 1

@@ -39,6 +39,8 @@ USUAL_FPS = 25.0
 class VideoFiles:
     """Writes each video with its detections to a run folder as `<name>.mp4`, at Frame.fps.
 
+    Frames that are missing, since the model is slower than a camera, are filled by the next one.
+
     A file gets its name when it is whole: when the video seems to have ended (see RecentlyUsed) or
     on `close`. Until then it is called `video.tmp.*`. A frame of another size than the first one is
     letterboxed into the first size; an odd width or height is made even by repeating the last
@@ -73,7 +75,7 @@ class VideoFiles:
             # the folder was removed: reported when the video is finished
             with suppress(FileNotFoundError):
                 require_free_space(self.folder, MIN_FREE_BYTES)
-            self._videos.get(frame.name, lambda: self._open(frame)).write(image)
+            self._videos.get(frame.name, lambda: self._open(frame)).write(frame.number, image)
 
     def close(self) -> None:
         self._videos.close()
@@ -106,6 +108,8 @@ class _Video:
     def __init__(self, stem: Path, temporary: Path, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
         self.source = frame.path
+        self._step = frame.step
+        self._last_number: int | None = None
         self.size = width + width % 2, height + height % 2
         fps = USUAL_FPS
         if math.isfinite(frame.fps) and frame.fps > 0:
@@ -133,8 +137,18 @@ class _Video:
             "no video"
         )
 
-    def write(self, image: NDArray[np.uint8]) -> None:
-        self._writer.write(_fit(image, self.size))
+    def write(self, number: int, image: NDArray[np.uint8]) -> None:
+        """Write a frame, in place of those before it that are missing, too, so that time is kept.
+
+        number: of the frame in its video.
+        """
+        times = 1
+        if self._last_number is not None:
+            times = max(round((number - self._last_number) / self._step), 1)
+        self._last_number = number
+        fitted = _fit(image, self.size)
+        for _ in range(times):
+            self._writer.write(fitted)
 
     def finish(self) -> None:
         """Give the file its name.

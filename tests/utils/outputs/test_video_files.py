@@ -98,6 +98,20 @@ def test_frame_of_another_size_is_letterboxed_into_the_first_size(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("numbers", "step", "expected"),
+    [((1, 2, 3), 1, 3), ((1, 7, 8), 1, 8), ((1, 4, 7), 3, 3), ((1, 4, 13), 3, 5), ((5, 6), 1, 2)],
+)
+def test_frames_that_were_left_out_are_filled(tmp_path, numbers, step, expected):
+    """So that ten seconds of a camera stay ten seconds. The fourth: 1 + 1 + 3 frames."""
+    output = open_video(tmp_path)
+    for number in numbers:
+        image = np.zeros((48, 64, 3), np.uint8)
+        output.write(Frame(image, "", "c.mp4", number, 10.0, step), found_boxes())
+    output.close()
+    assert len(read(tmp_path / "c.mp4")[0]) == expected
+
+
+@pytest.mark.parametrize(
     ("fps", "expected"), [(29.97, 29.97), (0.5, 0.5), (0.0, 25), (float("nan"), 25), (1e9, 1000)]
 )
 def test_frame_rate_of_the_file(tmp_path, fps, expected):
