@@ -1,5 +1,6 @@
 """Base images: images or tiles of a split, resized to the training size; uint8 [h, w, 3] BGR."""
 
+import threading
 import time
 from functools import lru_cache
 from typing import Any
@@ -49,6 +50,7 @@ class DecodedTiles(DecodedImages):
         super().__init__(labels, image_size)
         self._tiles = labels
         self._read = lru_cache(maxsize=1)(lambda index: read_labeled(labels.images, index))
+        self._reading = threading.Lock()  # or all threads would decode the image of their tile
 
     @property
     def key(self) -> list[Any]:
@@ -56,7 +58,8 @@ class DecodedTiles(DecodedImages):
         return [self.image_size, "tiles", tiling.side, tiling.overlap, tiling.whole]
 
     def __call__(self, index: int) -> Image:
-        image = self._read(int(self._tiles.owners[index]))
+        with self._reading:
+            image = self._read(int(self._tiles.owners[index]))
         x1, y1, x2, y2 = self._tiles.regions[index].tolist()
         width, height = self.sizes[index].tolist()
         return resized(image[y1:y2, x1:x2], width, height)

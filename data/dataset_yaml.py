@@ -209,7 +209,13 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     label_names = _label_names(root, file, entries.get("label_names"), names)
     if renamed:
         sources = {path for paths in (train, val, test, labels) for path in paths or ()}
-        label_names = dict.fromkeys(sorted(sources), renamed)
+        own_names = label_names  # of sources whose labels have other classes
+        label_names = {}
+        for path in sorted(sources):
+            kept = own_names.get(path)
+            label_names[path] = renamed
+            if kept is not None:
+                label_names[path] = {old: renamed[name] for old, name in kept.items()}
         names = distinct(renamed.values())
 
     download, download_error = _download(file, entries.get("download"))

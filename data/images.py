@@ -1,7 +1,7 @@
 """Find the image files of a folder or a list."""
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -94,23 +94,28 @@ def walk_folders(
 ) -> Iterator[tuple[str, list[str]]]:
     """Iterate over a folder and its subfolders, each with its file names.
 
-    Symlinks are followed.
+    Symlinks are followed after all folders that are none: where a folder is reached in two ways,
+    its images have their own paths, beside which their labels lie.
 
     Run folders inside it are left out; on_run_folder is called with the path of each.
     """
     visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in visited:  # a symlink to a parent folder would loop forever
-            folders.clear()
-            continue
-        visited.add(real)
-        if parent != str(folder) and is_run_folder(parent, names):
-            folders.clear()
-            on_run_folder(parent)
-            continue
-        folders.sort()
-        yield parent, names
+    starts = deque([str(folder)])  # the folder, then symlinks to others
+    while starts:
+        for parent, folders, names in os.walk(starts.popleft(), onerror=onerror):
+            real = os.path.realpath(parent)
+            if real in visited:  # a symlink to a parent folder would loop forever
+                folders.clear()
+                continue
+            visited.add(real)
+            if parent != str(folder) and is_run_folder(parent, names):
+                folders.clear()
+                on_run_folder(parent)
+                continue
+            folders.sort()
+            paths = [os.path.join(parent, name) for name in folders]
+            starts.extend(path for path in paths if os.path.islink(path))  # `walk` does not follow
+            yield parent, names
 
 
 def _images_in_folder(folder: Path, videos: frozenset[str], labels: frozenset[str]) -> ImageFiles:

@@ -1,5 +1,6 @@
 """Read a split: open every image once, check every label row, store the result for the next run."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,10 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.image_finder import ImageFinder
+from data.formats.listing_reader import ListingReader
 from data.formats.resized import fit_rows
+from data.formats.tools.csv_classes import class_lists_beside
 from data.formats.voc.folders import xml_of_image
 from data.formats.yolo_txt import ClassNumberError, label_path
 from data.formats.yolo_values import BOX_VALUES, KEYPOINT_ROWS, POLYGON_ROWS
@@ -45,7 +49,13 @@ from data.report import (
 )
 from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
-from utils.images.decode import decode_any_depth, has_end, quiet_decoder, read_bytes
+from utils.images.decode import (
+    UnreadableFileError,
+    decode_any_depth,
+    has_end,
+    quiet_decoder,
+    read_bytes,
+)
 from utils.images.decoder_messages import DecoderMessages, caught_messages
 from utils.images.headers import is_gray
 from utils.images.orientation import stored_orientation
@@ -91,10 +101,14 @@ class Opened(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A checked image, `image` is None if it cannot be used, and its rows."""
+    """A checked image, `image` is None if it cannot be used, and its rows.
+
+    may_pass: whether its file could not be read, which may be otherwise the next time.
+    """
 
     image: Opened | None
     labels: ImageRows
+    may_pass: bool = False
 
 
 @dataclass
@@ -108,20 +122,14 @@ class Listed:
     # of each image the source that listed it first
     first: dict[str, ListedSource] = field(default_factory=dict)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
+    unread: int = 0  # images whose files could not be read, which may be otherwise the next time
 
     def add(self, listed_source: ListedSource) -> None:
         """Add the images of one more source.
 
         Raises ValueError if one has label files whose classes an earlier source names otherwise.
         """
-        for problem in listed_source.contents.problems:
-            if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
-                self.sentences.append(problem)
-            elif problem.kind in (UNMATCHED_LABELS, CORNER_ROWS):
-                self.label_warnings.append(problem)
-            else:
-                self.problems.append(problem)
-
+        self.add_problems(listed_source.contents.problems)
         for image in listed_source.contents.images:
             self.problems += image.problems
             first = self.first.get(image.path)
@@ -137,6 +145,16 @@ class Listed:
             if other != image.path:
                 reason = f"has the same label file as {printable(other)}"
                 self.problems.append(Problem(NOTE, printable(image.path), reason))
+
+    def add_problems(self, problems: Iterable[Problem]) -> None:
+        """Add what is said of a source: most of it is stored, the rest is found on each start."""
+        for problem in problems:
+            if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
+                self.sentences.append(problem)
+            elif problem.kind in (UNMATCHED_LABELS, CORNER_ROWS):
+                self.label_warnings.append(problem)
+            else:
+                self.problems.append(problem)
 
     def complete(self, report: Report, state: str, long_rows: str) -> Report:
         """Return a report of these images, with what is looked at again each time.
@@ -186,9 +204,10 @@ def scan(
     lists = [Path(os.path.abspath(source)) for source in sources]
     label_sources = [Path(os.path.abspath(source)) for source in labels_from]
     label_names = label_names or {}
-    readers, wanted = readers_of(lists, label_sources, label_names, names)
+    readers, wanted, problems_of_lists = readers_of(lists, label_sources, label_names, names)
     all_files = [*lists, *label_sources]  # that are read
     listed = Listed()
+    listed.add_problems(problems_of_lists)
 
     # The images of folders. With those, a stored scan of the same files can be used.
     folders = list_sources(readers, names, lists_images=False)
@@ -200,6 +219,7 @@ def scan(
     if cache_dir is not None:
         read_as = [(str(source), dict(classes)) for source, classes in label_names.items()]
         fingerprint = f"{_fingerprint(all_files, listed)} {keypoints} {read_as}"
+        fingerprint += _fingerprint_of_names([source for source, _ in readers], wanted)
     stored, state = _from_cache(cache_dir, all_files, names, fingerprint)
     if stored is not None:
         return stored.labels, listed.complete(stored.report, state, long_rows)
@@ -234,7 +254,9 @@ def scan(
         if require_labels:
             raise EmptySplitError(_no_labels(labels, listed, report.problems))
         return labels, listed.complete(report, state, long_rows)
-    if cache_dir is not None:
+    if listed.unread:
+        state = f"not cached: {counted(listed.unread, 'image')} could not be read this time"
+    elif cache_dir is not None:
         result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
         state = _to_cache(cache_dir, all_files, names, result, state)
     return labels, listed.complete(report, state, long_rows)
@@ -245,17 +267,20 @@ def readers_of(
     label_sources: Sequence[Path],
     label_names: Mapping[Path, Mapping[str, str]],
     names: Sequence[str],
-) -> tuple[list[tuple[Path, LabelFormat]], set[str]]:
-    """Return what is read, each with its reader, and the images that are wanted of it.
+) -> tuple[list[tuple[Path, LabelFormat]], set[str], list[Problem]]:
+    """Return what is read, each with its reader; the images that are wanted of it; problems.
 
-    Without label_sources those are the sources, and all of their images. label_names, names: as in
-    `scan`.
+    Without label_sources those are the sources, and all of their images. With them, the problems
+    are those of the lists of images. label_names, names: as in `scan`.
     """
     index_of = {name: index for index, name in enumerate(names)}
     wanted: set[str] = set()
+    problems: list[Problem] = []
     if label_sources:
         for source in sources:
-            wanted.update(find_images(source).images)
+            found = find_images(source)
+            wanted.update(found.images)
+            problems += [problem for problem in found.problems if problem.kind != NOTE]
 
     readers = []
     for source in label_sources or sources:
@@ -267,7 +292,7 @@ def readers_of(
         if label_sources:
             reader = SelectedImages(reader, wanted)
         readers.append((source, reader))
-    return readers, wanted
+    return readers, wanted, problems
 
 
 def with_keypoints(listed_source: ListedSource, keypoints: tuple[int, int] | None) -> ListedSource:
@@ -320,6 +345,25 @@ def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
     label_files = [item.image.label_file for item in listed.items]
     images = [item.image.path for item in listed.items]
     return f"{digest_of_contents([*files, *label_files])} {digest_of_states(images)}"
+
+
+def _fingerprint_of_names(sources: Sequence[Path], wanted: set[str]) -> str:
+    """Return a text that changes when the names of images in sources may mean other images.
+
+    So it does when a list of classes beside a source changes. "" for sources that name none, and
+    for COCO JSON, of which the paths of missing images are stored. wanted: the images that are read
+    of the sources, if not all.
+    """
+    images = set(wanted)
+    lists: list[Path] = []
+    for source in sources:
+        if isinstance(format_of(source), ListingReader):
+            images.update(ImageFinder(source).images)
+            lists += class_lists_beside(source)
+    if not images and not lists:
+        return ""
+    names = hashlib.sha256(os.fsencode("\0".join(sorted(images)))).hexdigest()
+    return f" {names} {digest_of_contents(lists)}"
 
 
 def list_sources(
@@ -386,8 +430,9 @@ def _check_all(
         checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
         count = len(listed.items)
         results = tqdm(checked, total=count, desc="images", disable=disable, leave=False)
-        for (image, _), (usable, read) in zip(listed.items, results, strict=True):
+        for (image, _), (usable, read, may_pass) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
+            listed.unread += may_pass
 
             # Images that are left out.
             if usable is None:
@@ -466,7 +511,8 @@ def _left_out(image: ListedImage, error: ValueError) -> Checked:
     """Return the result for an image that cannot be used, with the error as its problem."""
     path = printable(image.path)
     reason = str(error).removeprefix(f"{path} ")
-    return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]))
+    may_pass = isinstance(error, UnreadableFileError)
+    return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]), may_pass)
 
 
 def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:

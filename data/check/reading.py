@@ -131,7 +131,7 @@ def _list_again(split: Split, spec: DataSpec) -> dict[str, Listed]:
     """
     labels = split.labels
     size_of = {labels.path(index): labels.sizes[index].tolist() for index in range(len(labels))}
-    readers, _ = readers_of(split.sources, spec.labels, spec.label_names, spec.names)
+    readers, *_ = readers_of(split.sources, spec.labels, spec.label_names, spec.names)
 
     found: dict[str, Listed] = {}
     for lists_images in (False, True):

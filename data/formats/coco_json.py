@@ -295,9 +295,11 @@ def _image_paths(finder: ImageFinder, root: Path, names: Sequence[str]) -> dict[
     found: dict[str, str] = {}  # the paths of those that are not in `root`
     names_of: Counter[str] = Counter()  # the number of names of each path
     folders_are_right = False
+    root_has_images = False
     for name, path in paths.items():
         if os.path.isfile(path):
             names_of[path] += 1
+            root_has_images = True
             folders_are_right = folders_are_right or os.path.dirname(name) != ""
             continue
         with suppress(AmbiguousImageError):
@@ -306,11 +308,15 @@ def _image_paths(finder: ImageFinder, root: Path, names: Sequence[str]) -> dict[
                 found[name] = other
                 names_of[other] += 1
 
-    # Another image of the same name must not take the place of one that is missing.
+    # Another image of the same name must not take the place of one that is missing: sequences are
+    # often numbered alike.
+    inside_root = os.path.join(os.path.abspath(root), "")
     for name, other in found.items():
         is_elsewhere = folders_are_right and finder.is_elsewhere(name)
-        if names_of[other] == 1 and not is_elsewhere and not finder.is_doubtful(name):
-            paths[name] = other
+        is_outside = root_has_images and not other.startswith(inside_root)
+        if names_of[other] > 1 or is_elsewhere or is_outside or finder.is_doubtful(name):
+            continue
+        paths[name] = other
     return paths
 
 

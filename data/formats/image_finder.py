@@ -64,8 +64,16 @@ class AmbiguousImageError(ValueError):
 
 
 class _Found(NamedTuple):
+    """An image; how many of the last folders in its name are right, and which words it shares.
+
+    label_words: of the label file's name that are in the folders of the image. had_to_choose:
+    whether several images have its name, of which those words told.
+    """
+
     path: str
-    right_folders: int  # how many of the last folders in the name are right
+    right_folders: int
+    label_words: int
+    had_to_choose: bool
 
 
 class ImageFinder:
@@ -87,6 +95,8 @@ class ImageFinder:
         self.rules: Counter[str] = Counter()
         self._in_folder: set[str] = set()  # names that were found in a folder that they name
         self._elsewhere: set[str] = set()  # names with folders, of which none is right
+        self._label_words_of: dict[str, int] = {}  # of names without folders
+        self._chosen_by_words = 0  # the words that told which of several images was meant
 
     def find(self, name: str) -> str | None:
         """Return the path of the image with this name, or None if there is none.
@@ -115,15 +125,23 @@ class ImageFinder:
             if found is not None:
                 if len(parts) > 1:
                     (self._in_folder if found.right_folders else self._elsewhere).add(name)
+                else:
+                    self._label_words_of[name] = found.label_words
+                if found.had_to_choose:
+                    self._chosen_by_words = max(self._chosen_by_words, found.label_words)
                 return found.path
         return None
 
     def is_doubtful(self, name: str) -> bool:
-        """Whether a name was found in a folder that it does not name, but others in theirs.
+        """Whether a name was found in another folder than the names of other images say.
 
         To be asked when all names were looked for. Folders are right in all names, or in none: the
-        image may be one of the same name in place of one that is missing.
+        image may be one of the same name in place of one that is missing. So may one without
+        folders, if the name of the label file told where others lie, as day.csv in day/, and not
+        here.
         """
+        if name in self._label_words_of:
+            return self._label_words_of[name] < self._chosen_by_words
         return self.is_elsewhere(name) and bool(self._in_folder)
 
     def is_elsewhere(self, name: str) -> bool:
@@ -156,13 +174,14 @@ class ImageFinder:
         most = max(agreements)
         best = [path for path, n in zip(candidates, agreements, strict=True) if n == most]
         path = self._only(best, name)
+        words = self._label_words_in(path)
 
         if not self._inside:
             rules = [*rules, FOUND_BESIDE]
         if most < len(wanted):
             rules = [*rules, FOLDERS_DROPPED]
         self.rules.update([*rules, *_spelling_rules(name, os.path.basename(path))])
-        return _Found(path, most)
+        return _Found(path, most, words, had_to_choose=len(best) > 1)
 
     def _is_of_other_split(self, path: str, wanted: list[str]) -> bool:
         """Whether the folders of an image name another split than those of a name, or this file.

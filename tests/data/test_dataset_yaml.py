@@ -341,3 +341,16 @@ def test_keypoints_that_cannot_be_are_refused(tmp_path, value):
         ValueError, match=r"line 2: 'kpt_shape' must be \[number of keypoints, 2 or 3"
     ):
         read_data_yaml(file)
+
+
+def test_merged_classes_keep_the_order_of_a_source_that_has_its_own(tmp_path):
+    """Source b numbers dog 0 and cat 1."""
+    file = tmp_path / "data.yaml"
+    file.write_text(
+        "train: [a, b]\nnames: [cat, dog]\nmerge: {dog: animal}\n"
+        "label_names: {b: {dog: dog, cat: cat}}\n"
+    )
+    spec = read_data_yaml(file)
+    assert list(spec.names) == ["cat", "animal"]
+    assert list(spec.label_names[tmp_path / "a"].items()) == [("cat", "cat"), ("dog", "animal")]
+    assert list(spec.label_names[tmp_path / "b"].items()) == [("dog", "animal"), ("cat", "cat")]

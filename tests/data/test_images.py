@@ -201,3 +201,15 @@ def test_paths_of_another_machine_are_found_without_their_first_folders(tmp_path
         f"{tmp_path.parents[1]}/more/x.png does not exist",
         "2 paths found without the first folders, as data/ of CVAT's",
     ]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symlinks")
+def test_images_have_the_path_of_their_own_folder_also_beside_a_link_to_it(tmp_path: Path) -> None:
+    """Labels lie beside it: those of images/train in labels/train, and none in labels/current."""
+    draw_files(tmp_path, "images/train/a.jpg", "images/val/b.jpg", "elsewhere/c.jpg")
+    (tmp_path / "images" / "current").symlink_to("train")
+    (tmp_path / "images" / "more").symlink_to(tmp_path / "elsewhere")
+    names = ("more/c.jpg", "train/a.jpg", "val/b.jpg")
+    assert find_images(tmp_path / "images").images == [
+        str(tmp_path / "images" / name) for name in names
+    ]

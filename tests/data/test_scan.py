@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from data import scan as scan_module
 from data import scan_cache
 from data.cache import open_base_images
 from data.dataset_yaml import read_data_yaml
@@ -23,6 +24,7 @@ from data.scan import scan
 from tests.data.test_labels import assert_same
 from utils.distributed.world import World
 from utils.files.folders import new_run_folder
+from utils.images.decode import UnreadableFileError
 from utils.printable import counted
 
 DATASETS = Path(__file__).parents[3] / "shared" / "datasets"
@@ -506,6 +508,72 @@ def test_touched_labels_need_no_new_scan(tmp_path: Path) -> None:
     scan([source], NAMES, cache_dir=cache)
     os.utime(tmp_path / "set" / "labels" / "a.txt", ns=(1, 1))
     assert scan([source], NAMES, cache_dir=cache)[1].cache == "from cache"
+
+
+def test_scan_cache_detects_an_image_that_was_missing(tmp_path: Path) -> None:
+    """A CSV file names it; and with labels of their own, the folder gets one more."""
+    source, cache = write_dataset(tmp_path, {"a": None}), tmp_path / "cache"
+    rows = "".join(f"{name}.png,40,20,cat,1,1,9,9\n" for name in "ab")
+    (source / "boxes.csv").write_text(f"filename,width,height,class,xmin,ymin,xmax,ymax\n{rows}")
+    for sources, own in (([source / "boxes.csv"], ()), ([source], [source / "boxes.csv"])):
+        (source / "b.png").unlink(missing_ok=True)
+        before, report = scan(sources, NAMES, labels_from=own, cache_dir=cache)
+        assert (len(before), report.cache) == (1, "cached now")
+        assert scan(sources, NAMES, labels_from=own, cache_dir=cache)[1].cache == "from cache"
+        write_dataset(tmp_path, {"b": None})
+        after, report = scan(sources, NAMES, labels_from=own, cache_dir=cache)
+        assert (len(after), report.cache) == (2, "files changed, cache rebuilt")
+
+
+def test_scan_with_a_passing_error_is_not_stored(tmp_path: Path, monkeypatch) -> None:
+    rows = dict.fromkeys("ab", "0 .5 .5 .5 .5")
+    source, cache = write_dataset(tmp_path, rows), tmp_path / "cache"
+    real = scan_module.read_bytes
+
+    def fail_once(path: str) -> bytes:
+        monkeypatch.setattr(scan_module, "read_bytes", real)
+        raise UnreadableFileError(f"{path} cannot be read: Stale file handle")
+
+    monkeypatch.setattr(scan_module, "read_bytes", fail_once)
+    labels, report = scan([source], NAMES, cache_dir=cache, threads=1)
+    assert len(labels) == 1
+    assert report.cache == "not cached: 1 image could not be read this time"
+    assert len(scan([source], NAMES, cache_dir=cache)[0]) == 2
+
+
+def test_problems_of_a_list_are_said_also_with_labels_elsewhere(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": None})
+    file = write_coco(tmp_path)
+    (tmp_path / "train.txt").write_text("images/a.png\nimages/gone.png\nnotes.pdf\n")
+    labels, report = scan([tmp_path / "train.txt"], NAMES, labels_from=[file])
+    assert len(labels) == 1
+    texts = [str(problem) for problem in report.problems]
+    assert f"{tmp_path}/train.txt line 2: {tmp_path}/images/gone.png does not exist" in texts
+    assert f"{tmp_path}/train.txt line 3: 'notes.pdf' is not the path of an image file" in texts
+
+
+def test_coco_image_of_another_sequence_is_no_substitute(tmp_path: Path) -> None:
+    """Both are numbered alike; 1.png of the day is missing."""
+    entries = [{"id": number, "file_name": f"{number}.png"} for number in (0, 1)]
+    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 9, 9]} for n in (0, 1)]
+    content = {
+        "images": entries,
+        "annotations": boxes,
+        "categories": [{"id": 1, "name": NAMES[0]}],
+    }
+    for sequence, numbers in (("day", (0,)), ("night", (0, 1))):
+        folder = tmp_path / "images" / sequence
+        folder.mkdir(parents=True)
+        for number in numbers:
+            cv2.imwrite(str(folder / f"{number}.png"), np.full((20, 40, 3), 99, np.uint8))
+    file = tmp_path / "annotations" / "day.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(content))
+    labels, report = scan([file], NAMES)
+    assert [labels.path(index) for index in range(len(labels))] == [
+        str(tmp_path / "images" / "day" / "0.png")
+    ]
+    assert report.problems
 
 
 def test_coco_scan_cache_detects_removed_images(tmp_path: Path) -> None:

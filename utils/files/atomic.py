@@ -1,6 +1,7 @@
 """Atomic writes of files and folders, and OSErrors that name their file."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     file is removed and `path` stays as it was. Raises FaultError if the folder of `path` no longer
     exists.
     """
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    temporary = _beside(path, "tmp")
     try:
         with name_os_errors(path):
             yield temporary
@@ -44,6 +45,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # already reported, or the disk is no longer writable
             temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path, kind: str) -> Path:
+    """Return the path of a temporary file that no other process has: process ids repeat between
+    containers that share a disk.
+    """
+    return path.with_name(f"{path.name}.{kind}.{secrets.randbelow(10**12)}")
 
 
 @contextmanager
@@ -87,7 +95,7 @@ def replace_folder(new: Path, path: Path) -> None:
     After an exception `path` is the old folder. If the process is killed, `path` is the complete
     old or new folder, or is missing, and the old one is beside it; it is never half written.
     """
-    old = path.with_name(f"{path.name}.old.tmp.{os.getpid()}")
+    old = _beside(path, "old.tmp")
     with name_os_errors(path):
         existed = path.exists()
         if existed:

@@ -157,7 +157,7 @@ def data_of_run(checkpoint: Path, named: str) -> str:
 def remove_partial_files(folder: Path) -> None:
     """Remove the temporary files in a run folder of processes that were killed while writing."""
     for file in (*folder.glob("*.tmp.*"), *folder.glob("weights/*.tmp.*")):
-        if file.suffix[1:].isdecimal():  # a process id
+        if file.suffix[1:].isdecimal():  # see utils/files/atomic.py
             file.unlink(missing_ok=True)
 
 

@@ -21,6 +21,7 @@ from utils.images.headers import (
     gif_pixels,
     jpeg_header,
     png_chunks,
+    stated_pixels,
     tiff_number,
 )
 from utils.images.opencv import cv2
@@ -33,6 +34,8 @@ IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".dib", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo")
     + (".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
+
+MAX_PIXELS = 1 << 30  # that OpenCV reads
 
 # JPEG: at most 64 per bit, 512 per byte; GIF: at most 4095 per 12 bits, 2730 per byte
 MAX_PIXELS_PER_BYTE = 4000
@@ -66,10 +69,18 @@ def read_image(path: str | Path) -> np.ndarray:
     return decode_bgr(read_bytes(path), path)
 
 
+# Why a file cannot be read, for as long as its state is the same.
+LASTING_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+class UnreadableFileError(ValueError):
+    """A file cannot be read now, by a fault of a disk or a network that may pass."""
+
+
 def read_bytes(path: str | Path) -> bytes:
     """Return the contents of a regular file.
 
-    Raises: ValueError with its path if it cannot be read.
+    Raises: ValueError with its path if it cannot be read: UnreadableFileError if it may be later.
     """
     try:
         # Reading a pipe may never end, so only regular files are read.
@@ -79,7 +90,9 @@ def read_bytes(path: str | Path) -> bytes:
             return stream.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{printable(path)} cannot be read: {reason}") from None
+        may_pass = isinstance(error, OSError) and not isinstance(error, LASTING_ERRORS)
+        kind = UnreadableFileError if may_pass else ValueError
+        raise kind(f"{printable(path)} cannot be read: {reason}") from None
 
 
 def decode_bgr(data: bytes, name: str | Path) -> np.ndarray:
@@ -180,6 +193,12 @@ def _why_undecodable(data: bytes) -> str:
     sample_format = tiff_number(data, TIFF_SAMPLE_FORMAT)
     if sample_format == TIFF_FLOAT:
         return FLOAT_VALUES
+    pixels = stated_pixels(data)
+    if pixels > MAX_PIXELS:
+        return (
+            f"has {pixels:,} pixels by its header, more than OpenCV reads (2^30): cut it into "
+            "parts, or set OPENCV_IO_MAX_IMAGE_PIXELS"
+        )
     bits = tiff_number(data, TIFF_BITS)
     if sample_format == TIFF_SIGNED or bits > 16:
         kind = "int" if sample_format == TIFF_SIGNED else "uint"

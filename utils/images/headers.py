@@ -105,6 +105,15 @@ def gif_pixels(data: bytes) -> int:
     return width * height
 
 
+def stated_pixels(data: bytes) -> int:
+    """Return the number of pixels that the header of a JPEG or PNG states; 0 of other files."""
+    if data.startswith(PNG_START):
+        width = int.from_bytes(data[16:20], "big")
+        height = int.from_bytes(data[20:24], "big")
+        return width * height
+    return jpeg_header(data).pixels
+
+
 def is_gray(data: bytes) -> bool:
     """Return whether the header of an image file says that it has gray values only.
 

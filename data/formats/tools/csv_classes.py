@@ -21,6 +21,13 @@ def class_list(file: Path) -> tuple[str, ...] | None:
     return None
 
 
+def class_lists_beside(file: Path) -> list[Path]:
+    """Return the files beside a CSV file that may say what its classes are."""
+    named = [file.with_name(name) for name in CLASS_LISTS]
+    found = [beside for beside in named if beside.is_file()]
+    return [*found, *sorted(file.parent.glob(DESCRIPTIONS))]
+
+
 def _numbered(file: Path) -> tuple[str, ...] | None:
     """Return the names in a list of keras-retinanet, None if it is another one."""
     names = {}

@@ -141,6 +141,19 @@ def test_of_several_the_one_in_a_folder_of_the_label_files_name_is_found(
     assert found.find("a.jpg") == str(tmp_path / image)
 
 
+def test_image_of_another_sequence_is_no_substitute_for_a_missing_one(tmp_path: Path) -> None:
+    """Sequences are numbered alike: day.csv lists 1.jpg and 2.jpg, and day/2.jpg is missing."""
+    found = finder(tmp_path, "day/1.jpg", "night/1.jpg", "night/2.jpg", label_file="day.csv")
+    assert found.find("1.jpg") == str(tmp_path / "day" / "1.jpg")
+    assert found.find("2.jpg") == str(tmp_path / "night" / "2.jpg")
+    assert [found.is_doubtful(name) for name in ("1.jpg", "2.jpg")] == [False, True]
+
+    # Without a choice between several images nothing tells where they lie.
+    alone = finder(tmp_path / "b", "night/1.jpg", "night/2.jpg", label_file="day.csv")
+    assert alone.find("2.jpg") == str(tmp_path / "b" / "night" / "2.jpg")
+    assert not alone.is_doubtful("2.jpg")
+
+
 def test_names_lead_out_of_the_folder_only_to_a_file_with_this_path(tmp_path: Path) -> None:
     """As in a list of images: `..` and an absolute path mean that file, if it is an image."""
     (tmp_path / "secret").mkdir()

@@ -3,6 +3,8 @@ base images.
 """
 
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
@@ -133,6 +135,22 @@ def test_image_is_decoded_once_for_consecutive_tiles(tmp_path, monkeypatch):
     for index in range(len(tiles)):
         read(index)
     assert len(opened) == 2 < len(tiles)
+
+
+def test_threads_decode_the_image_of_their_tiles_once(tmp_path, monkeypatch):
+    tiles = tile_labels(write_data(tmp_path, [(900, 900)]), TILING)
+    read, opened = decoded(tiles, 64), []
+
+    def slow(path):
+        opened.append(path)
+        time.sleep(0.05)
+        return cv2.imread(path)
+
+    monkeypatch.setattr("data.base_images.read_image", slow)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(len(tiles))))
+    assert len(tiles) > 8
+    assert len(opened) == 1
 
 
 def test_keys_of_caches_differ(tmp_path):

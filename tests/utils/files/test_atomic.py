@@ -51,6 +51,16 @@ def test_only_partial_files_are_removed(tmp_path):
     remove_partial_files(tmp_path / "nowhere")
 
 
+def test_two_writers_of_one_file_have_temporary_files_of_their_own(tmp_path):
+    """Process ids repeat between containers that share a disk."""
+    file = tmp_path / "train.txt"
+    with atomic_write(file) as one, atomic_write(file) as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert file.read_text() == "one"  # which ended last
+    assert [path.name for path in tmp_path.iterdir()] == ["train.txt"]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("numbers", [10, 1_000_000])
 def test_checkpoint_save_on_full_disk_keeps_old_file(tmp_path, monkeypatch, numbers):

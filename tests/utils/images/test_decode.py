@@ -4,6 +4,7 @@ damaged.
 
 import os
 import time
+import zlib
 from pathlib import Path
 
 import cv2
@@ -232,3 +233,17 @@ def test_pipes_and_devices_as_images_do_not_block(tmp_path: Path) -> None:
     for name in ("pipe.jpg", "endless.jpg", "."):
         with pytest.raises(ValueError, match="cannot be read: it is not a regular file"):
             read_image(tmp_path / name)
+
+
+def test_image_with_more_pixels_than_opencv_reads_is_not_called_damaged(tmp_path: Path) -> None:
+    """The header of a PNG states 40,000 x 30,000."""
+    path = save(tmp_path / "big.png", gradient_image())
+    data = path.read_bytes()
+    size = (40_000).to_bytes(4, "big") + (30_000).to_bytes(4, "big")
+    header = b"IHDR" + size + data[24:29]
+    path.write_bytes(data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:])
+    with pytest.raises(
+        ValueError,
+        match=r"has 1,200,000,000 pixels by its header, more than OpenCV reads \(2\^30\)",
+    ):
+        read_image(path)
