@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data.formats.image_finder import UNASSIGNED, split_of_path
@@ -36,10 +36,20 @@ def image_folder_layouts(root: Path, folders: Sequence[tuple[str, list[str]]]) -
             splits[split].add(source)
     if not splits:
         return []
-    if splits.keys() == {UNASSIGNED}:
+    if splits.keys() == {UNASSIGNED} or _are_groups(splits):
         splits = {UNASSIGNED: {root}}
     title = format_of(next(iter(splits[next(iter(splits))]))).title
     return [Layout(title, root, in_order(splits))]
+
+
+def _are_groups(splits: Mapping[str, set[Path]]) -> bool:
+    """Return whether folders are groups of images, one of which only has the name of a split.
+
+    So are bus, car and train, the vehicle: of real splits there are two, or one with little beside.
+    """
+    others = splits.get(UNASSIGNED, set())
+    named = [folder for split, folders in splits.items() if split for folder in folders]
+    return len(named) == 1 and len(others) > 1
 
 
 def _split_folder(root: Path, folder: Path) -> tuple[str, Path]:

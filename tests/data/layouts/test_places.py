@@ -54,6 +54,20 @@ def test_labels_are_found_in_a_folder_beside_the_images(tmp_path, images, labels
     assert set(map(tuple, found.values())) <= {("cat",), ("0",)}
 
 
+def test_folder_of_a_class_called_train_is_no_split(tmp_path):
+    """Of bus, car and train all images are used; of train beside one other folder only train's."""
+    for name in ("bus", "car", "train"):
+        draw(tmp_path / "vehicles" / name)
+        write_labels(tmp_path / "vehicles" / name, ROW, ".txt")
+    found = class_names_by_image(opened(tmp_path / "vehicles", cache=tmp_path / "cache"))
+    assert len(found) == 12
+
+    for name in ("more", "train"):
+        draw(tmp_path / "two" / name)
+        write_labels(tmp_path / "two" / name, ROW, ".txt")
+    assert len(class_names_by_image(opened(tmp_path / "two", cache=tmp_path / "cache"))) == 4
+
+
 def test_labels_beside_images_in_a_folder_images_with_a_capital_letter(tmp_path):
     """Without a folder for the labels they are beside the image, as in YOLOv5."""
     image = tmp_path / "Images" / "a.png"
