@@ -22,12 +22,18 @@ class UnreadableImageError(FaultError):
 class DecodedImages:
     """Base images decoded from their files on every call."""
 
-    def __init__(self, labels: Labels, image_size: int, tile: int = 0) -> None:
-        """tile: side of the tiles that samples are cut from, see `base_sizes`."""
+    def __init__(
+        self,
+        labels: Labels,
+        image_size: int,
+        tile: int = 0,
+        canvas: tuple[int, int] | None = None,
+    ) -> None:
+        """tile, canvas: see `base_sizes`; tile is the side of what samples are cut from."""
         self.labels = labels
         self.image_size = image_size
         self.tile = tile
-        self.sizes = base_sizes(labels.sizes, image_size, tile)
+        self.sizes = base_sizes(labels.sizes, image_size, tile, canvas)
 
     @property
     def key(self) -> list[Any]:
@@ -46,9 +52,12 @@ class DecodedTiles(DecodedImages):
     The last image is kept for its next tile.
     """
 
-    def __init__(self, labels: TiledLabels, image_size: int) -> None:
-        super().__init__(labels, image_size)
+    def __init__(
+        self, labels: TiledLabels, image_size: int, canvas: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(labels, image_size, canvas=canvas)
         self._tiles = labels
+        self._canvas = canvas
         self._read = lru_cache(maxsize=1)(lambda index: read_labeled(labels.images, index))
         self._reading = threading.Lock()  # or all threads would decode the image of their tile
 
@@ -65,14 +74,19 @@ class DecodedTiles(DecodedImages):
         return resized(image[y1:y2, x1:x2], width, height)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DecodedTiles, (self._tiles, self.image_size)
+        return DecodedTiles, (self._tiles, self.image_size, self._canvas)
 
 
-def decoded(labels: Labels, image_size: int, tile: int = 0) -> DecodedImages:
-    """Return a reader of the base images of images or tiles. tile: as for DecodedImages."""
+def decoded(
+    labels: Labels, image_size: int, tile: int = 0, canvas: tuple[int, int] | None = None
+) -> DecodedImages:
+    """Return a reader of the base images of images or tiles.
+
+    tile, canvas: as for DecodedImages.
+    """
     if isinstance(labels, TiledLabels):
-        return DecodedTiles(labels, image_size)
-    return DecodedImages(labels, image_size, tile)
+        return DecodedTiles(labels, image_size, canvas)
+    return DecodedImages(labels, image_size, tile, canvas)
 
 
 def read_labeled(labels: Labels, index: int) -> Image:

@@ -195,7 +195,8 @@ class Samples:
         if isinstance(images, DeviceImages):
             self._drawer = _DeviceDrawer(images)
         else:
-            read = images or decoded(planner.labels, planner.image_size, planner.tile)
+            base_images = decoded(planner.labels, planner.image_size, planner.tile, planner.canvas)
+            read = images or base_images
             self._drawer = _HostDrawer(read, transforms)
 
     @property

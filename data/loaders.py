@@ -289,6 +289,8 @@ def build_evaluation_loader(
     shapes = canvas_shapes(image_size, stride, canvas)
     ratios = labels.sizes[:, 1] / labels.sizes[:, 0]
     sampler = EvaluationSampler(ratios, batch_size=batch_size, shapes=shapes, rank=rank, size=size)
-    planner = Planner(labels, shapes.image_size, Augmentation(), 0, letterbox=letterbox)
+    planner = Planner(
+        labels, shapes.image_size, Augmentation(), 0, letterbox=letterbox, canvas=canvas
+    )
     samples = Samples(planner, images, augment=False)
     return Loader(samples, sampler, workers=workers, device=device, ring_bytes=ring_bytes, say=say)

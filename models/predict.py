@@ -179,9 +179,8 @@ class Predictor:
 
         with watch("letterbox"):
             sizes_array = np.array(sizes, np.int32)  # [B, 2]
-            resized_sizes: list[tuple[int, int]] = [
-                tuple(size) for size in base_sizes(sizes_array, self.image_size).tolist()
-            ]
+            fitting = base_sizes(sizes_array, self.image_size, canvas=canvas)
+            resized_sizes: list[tuple[int, int]] = [tuple(size) for size in fitting.tolist()]
             pixels = np.empty((len(images), *canvas, 3), np.uint8)  # [B, H, W, 3]
             for image, resized_size, out in zip(images, resized_sizes, pixels, strict=True):
                 draw_letterboxed(image, resized_size, out, self._letterbox)

@@ -72,6 +72,7 @@ class Planner:
         seed: int,
         draws: Draws | None = None,
         letterbox: Letterbox = "center",
+        canvas: tuple[int, int] | None = None,
     ) -> None:
         """Plan samples.
 
@@ -82,6 +83,7 @@ class Planner:
             seed: of all random numbers.
             draws: how often each sample is chosen as a part of another; None: all alike.
             letterbox: where `plain` puts the images; augmented samples start in the center.
+            canvas: the (height, width) of all samples, if there is only one.
         """
         self.labels = labels
         self.image_size = image_size
@@ -89,7 +91,8 @@ class Planner:
         self.seed = seed
         self._draws = draws
         self._letterbox = letterbox
-        self._base_sizes = base_sizes(labels.sizes, image_size, self.tile)
+        self.canvas = canvas
+        self._base_sizes = base_sizes(labels.sizes, image_size, self.tile, canvas)
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -163,6 +163,24 @@ def test_boxes_of_images_at_the_top_left_equal_those_of_val(model, odd_data, can
     assert_detections_close(predictor(images, channel_order="bgr"), expected, 1e-9)
 
 
+def test_pixels_on_a_fixed_canvas_are_those_of_val(tmp_path):
+    """The height of the canvas limits the images, whose long side is then below image_size."""
+    labels = write_data(tmp_path, [(400, 300), (300, 400), (301, 211)])
+    loader = build_evaluation_loader(
+        labels, batch_size=1, image_size=128, stride=32, letterbox="center", canvas=(64, 128)
+    )
+    of_val = {int(batch.indices[0]): batch.images.numpy() for batch in loader}  # RGB
+    model = BrightSpot()
+    pixels: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, inputs: pixels.append(inputs[0]))
+    predictor = Predictor(TorchBackend(model), image_size=128, canvas=(64, 128), batch_size=1)
+    for index in range(len(labels)):
+        predictor(read_image(labels.path(index)), channel_order="bgr")
+    found = [(255 * each).round().byte().permute(0, 2, 3, 1).numpy() for each in pixels]
+    assert [each.shape for each in found] == [(1, 64, 128, 3)] * 3
+    assert all(np.array_equal(found[index], of_val[index]) for index in range(3))
+
+
 @pytest.mark.parametrize("letterbox", LETTERBOXES)
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_predicted_boxes_match_drawn_boxes(batch_size, letterbox):

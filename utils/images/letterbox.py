@@ -107,21 +107,33 @@ def placed(base_size: tuple[int, int], canvas: tuple[int, int], at: Letterbox = 
     return left, top, left + width, top + height
 
 
-def base_sizes(sizes: NDArray[np.int32], image_size: int, tile: int = 0) -> NDArray[np.int32]:
+def base_sizes(
+    sizes: NDArray[np.int32],
+    image_size: int,
+    tile: int = 0,
+    canvas: tuple[int, int] | None = None,
+) -> NDArray[np.int32]:
     """Return the width and height of the base images, [M, 2], at least 1 px each.
 
     sizes: [M, 2] width and height of the images. image_size: of the long side. tile: side of the
     tiles that images are cut into, which are resized to image_size in place of the whole image.
+    canvas: (height, width) that the base images fit on, so that no image is resized twice.
 
     >>> base_sizes(np.array([[640, 480], [20000, 10]], np.int32), 320).tolist()
     [[320, 240], [320, 1]]
     >>> base_sizes(np.array([[640, 480], [3000, 500]], np.int32), 320, tile=1000).tolist()
     [[320, 240], [960, 160]]
+    >>> base_sizes(np.array([[640, 480], [640, 100]], np.int32), 320, canvas=(192, 320)).tolist()
+    [[256, 192], [320, 50]]
     """
     long_sides = sizes.max(1, initial=1, keepdims=True)
     if tile:
         long_sides = np.minimum(long_sides, tile)
     ratios = image_size / long_sides  # [M, 1]
+    if canvas:
+        height, width = canvas
+        fitting = (np.array([width, height]) / sizes).min(1, keepdims=True)
+        ratios = np.minimum(ratios, fitting)
     rounded = np.round(sizes * ratios)
     return np.maximum(rounded, 1).astype(np.int32)
 
