@@ -10,7 +10,7 @@ from data.dataset_yaml import SPLITS, DataSpec, read_data_yaml
 from data.formats.base import ClassNames
 from data.formats.image_finder import UNASSIGNED, split_of_path
 from data.formats.registry import format_of
-from data.images import find_images, read_lines
+from data.images import read_lines, walk_images
 from data.layouts.archives import without_key
 from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
@@ -325,9 +325,11 @@ def _notes_of_unused(sources: Sequence[Path], images: int) -> list[str]:
     """Return what is said of sources and of a number of images that are in no split."""
     notes = []
     if sources:
-        count = sum(len(find_images(source).images) for source in sources)
-        of_these = f" ({counted(count, 'image')})"
-        notes.append(f"not used, because they are in no split: {_shown(sources)}{of_these}")
+        note = f"not used, because they are in no split: {_shown(sources)}"
+        if all(source.is_dir() for source in sources):
+            count = sum(1 for source in sources for _ in walk_images(source))
+            note += f" ({counted(count, 'image')})"
+        notes.append(note)
     if images:
         notes.append(f"not used, because they are in no split: {counted(images, 'image')}")
     return notes

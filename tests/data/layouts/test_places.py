@@ -68,6 +68,21 @@ def test_folder_of_a_class_called_train_is_no_split(tmp_path):
     assert len(class_names_by_image(opened(tmp_path / "two", cache=tmp_path / "cache"))) == 4
 
 
+def test_annotation_file_in_no_split_is_said(tmp_path):
+    draw(tmp_path / "set" / "images")
+    for file, numbers in (("train.json", (0, 1)), ("other.json", (2, 3))):
+        boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4]} for n in numbers]
+        content = {
+            "images": [{"id": n, "file_name": f"{n}.png"} for n in numbers],
+            "annotations": boxes,
+            "categories": [{"id": 1, "name": "cat"}],
+        }
+        (tmp_path / "set" / file).write_text(json.dumps(content))
+    said = []
+    opened(tmp_path / "set", cache=tmp_path / "cache", said=said)
+    assert f"not used, because they are in no split: {tmp_path}/set/other.json" in said
+
+
 def test_labels_beside_images_in_a_folder_images_with_a_capital_letter(tmp_path):
     """Without a folder for the labels they are beside the image, as in YOLOv5."""
     image = tmp_path / "Images" / "a.png"
