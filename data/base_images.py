@@ -33,12 +33,18 @@ class DecodedImages:
         self.labels = labels
         self.image_size = image_size
         self.tile = tile
+        self.canvas = canvas
         self.sizes = base_sizes(labels.sizes, image_size, tile, canvas)
 
     @property
     def key(self) -> list[Any]:
         """What the base images depend on besides the files, as plain values."""
-        return [self.image_size, "of-tiles-of", self.tile] if self.tile else [self.image_size]
+        of_tiles = ["of-tiles-of", self.tile] if self.tile else []
+        return [self.image_size, *of_tiles, *self._canvas_key]
+
+    @property
+    def _canvas_key(self) -> list[Any]:
+        return ["on", *self.canvas] if self.canvas else []
 
     def __call__(self, index: int) -> Image:
         """Return base image `index`. Raises UnreadableImageError as `read_labeled` does."""
@@ -57,14 +63,14 @@ class DecodedTiles(DecodedImages):
     ) -> None:
         super().__init__(labels, image_size, canvas=canvas)
         self._tiles = labels
-        self._canvas = canvas
         self._read = lru_cache(maxsize=1)(lambda index: read_labeled(labels.images, index))
         self._reading = threading.Lock()  # or all threads would decode the image of their tile
 
     @property
     def key(self) -> list[Any]:
         tiling = self._tiles.tiling
-        return [self.image_size, "tiles", tiling.side, tiling.overlap, tiling.whole]
+        of_tiles = ["tiles", tiling.side, tiling.overlap, tiling.whole]
+        return [self.image_size, *of_tiles, *self._canvas_key]
 
     def __call__(self, index: int) -> Image:
         with self._reading:
@@ -74,7 +80,7 @@ class DecodedTiles(DecodedImages):
         return resized(image[y1:y2, x1:x2], width, height)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DecodedTiles, (self._tiles, self.image_size, self._canvas)
+        return DecodedTiles, (self._tiles, self.image_size, self.canvas)
 
 
 def decoded(

@@ -195,8 +195,9 @@ class Samples:
         if isinstance(images, DeviceImages):
             self._drawer = _DeviceDrawer(images)
         else:
-            base_images = decoded(planner.labels, planner.image_size, planner.tile, planner.canvas)
-            read = images or base_images
+            read = images or decoded(
+                planner.labels, planner.image_size, planner.tile, planner.canvas
+            )
             self._drawer = _HostDrawer(read, transforms)
 
     @property

@@ -406,12 +406,13 @@ def open_run(
         say(f"restarted by the launcher, but the run in {attempt.run} is done")
         raise SystemExit(0)
     if attempt.checkpoint:
-        # the command line is that of the first attempt, but the run may have a data YAML of its own
-        given = flags.given - set(OF_DATA)
-        flags = replace(flags, resume=attempt.checkpoint, given=given)
+        flags = replace(flags, resume=attempt.checkpoint)
         say("restarted by the launcher")
     elif flags.resume:
         flags = replace(flags, resume=find_last(flags.resume, Path(flags.project), say))
+    if flags.resume and (in_search or attempt.checkpoint):
+        # the command line began the run, which may have a data YAML of its own since
+        flags = replace(flags, given=flags.given - set(OF_DATA))
 
     saved = read_checkpoint(flags.resume) if flags.resume else None
     digest = digest_of_checkpoint(Path(flags.resume)) if saved else ""

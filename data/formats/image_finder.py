@@ -64,16 +64,10 @@ class AmbiguousImageError(ValueError):
 
 
 class _Found(NamedTuple):
-    """An image; how many of the last folders in its name are right, and which words it shares.
-
-    label_words: of the label file's name that are in the folders of the image. had_to_choose:
-    whether several images have its name, of which those words told.
-    """
-
     path: str
-    right_folders: int
-    label_words: int
-    had_to_choose: bool
+    right_folders: int  # how many of the last folders in the name are right
+    # how many words of the label file's name told which of several images it is; 0 for a single one
+    telling_words: int
 
 
 class ImageFinder:
@@ -95,8 +89,8 @@ class ImageFinder:
         self.rules: Counter[str] = Counter()
         self._in_folder: set[str] = set()  # names that were found in a folder that they name
         self._elsewhere: set[str] = set()  # names with folders, of which none is right
-        self._label_words_of: dict[str, int] = {}  # of names without folders
-        self._chosen_by_words = 0  # the words that told which of several images was meant
+        self._path_of: dict[str, str] = {}  # of names without folders
+        self._telling_words = 0  # the most that told which of several images a name meant
 
     def find(self, name: str) -> str | None:
         """Return the path of the image with this name, or None if there is none.
@@ -126,9 +120,8 @@ class ImageFinder:
                 if len(parts) > 1:
                     (self._in_folder if found.right_folders else self._elsewhere).add(name)
                 else:
-                    self._label_words_of[name] = found.label_words
-                if found.had_to_choose:
-                    self._chosen_by_words = max(self._chosen_by_words, found.label_words)
+                    self._path_of[name] = found.path
+                self._telling_words = max(self._telling_words, found.telling_words)
                 return found.path
         return None
 
@@ -140,8 +133,8 @@ class ImageFinder:
         folders, if the name of the label file told where others lie, as day.csv in day/, and not
         here.
         """
-        if name in self._label_words_of:
-            return self._label_words_of[name] < self._chosen_by_words
+        if self._telling_words and name in self._path_of:
+            return self._label_words_in(self._path_of[name]) < self._telling_words
         return self.is_elsewhere(name) and bool(self._in_folder)
 
     def is_elsewhere(self, name: str) -> bool:
@@ -174,14 +167,14 @@ class ImageFinder:
         most = max(agreements)
         best = [path for path, n in zip(candidates, agreements, strict=True) if n == most]
         path = self._only(best, name)
-        words = self._label_words_in(path)
+        telling_words = self._label_words_in(path) if len(best) > 1 else 0
 
         if not self._inside:
             rules = [*rules, FOUND_BESIDE]
         if most < len(wanted):
             rules = [*rules, FOLDERS_DROPPED]
         self.rules.update([*rules, *_spelling_rules(name, os.path.basename(path))])
-        return _Found(path, most, words, had_to_choose=len(best) > 1)
+        return _Found(path, most, telling_words)
 
     def _is_of_other_split(self, path: str, wanted: list[str]) -> bool:
         """Whether the folders of an image name another split than those of a name, or this file.

@@ -19,11 +19,8 @@ from models.weights.torchvision_files import torchvision_file
 from utils.files.pickled import TensorReader, entries_if_mapping, is_tensor, open_saved
 from utils.printable import counted, excerpt, printable
 
-HOLDERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-)  # entries of training checkpoints that hold the state
+# entries of training checkpoints that hold the state
+HOLDERS = ("state_dict", "model_state_dict", "model")
 COUNTER = "num_batches_tracked"  # of BatchNorm; files of torch before 1.0 have none
 PAGE = "docs/backbones.md"
 

@@ -392,6 +392,15 @@ def test_run_of_a_search_is_continued_by_the_search(tmp_path, monkeypatch):
     assert open_run(cfg, World(CPU), never, in_search=True).saved is None
 
 
+def test_run_that_a_search_continues_keeps_the_data_that_it_has_written(tmp_path, monkeypatch):
+    last = saved_run(tmp_path / "exp")
+    given = {"data": ("a.zip",), "merge": ("truck=car",), "resume": str(last)}
+    cfg = TrainConfig(project=str(tmp_path), **given, given=frozenset(given))
+    monkeypatch.setattr(run_module, "find_data", never)
+    run = open_run(cfg, World(CPU), lambda *_: None, in_search=True)
+    assert (run.config.data, run.config.merge) == ((small_description().data,), ())
+
+
 def test_merged_classes_move_with_their_data(tmp_path):
     last = saved_run(tmp_path / "exp")
     given = {"data": ("a.zip",), "merge": ("truck=car",), "resume": str(last)}

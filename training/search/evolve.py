@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from training.checkpoints.restart import MARKS, find_previous_attempt
-from training.checkpoints.resume import OF_DATA
 from training.checkpoints.status import METRICS, is_done, write_status
 from training.distillation.teacher_file import with_teacher_of_search
 from training.nonfinite import NonFiniteError
@@ -175,9 +174,6 @@ class Search:
         The first one trains as train.py would without --evolve. Its optimizer, batch size and
         hyper-parameters, which may have been chosen for the data, are the base of the others.
         """
-        checkpoint = self._checkpoint(number)
-        # a run that is resumed may have a data YAML of its own
-        given = self.config.given - set(OF_DATA) if checkpoint else self.config.given
         config = replace(
             self.config,
             evolve=0,
@@ -186,8 +182,7 @@ class Search:
             name=f"generations/{number}",
             exist_ok=True,
             noplots=True,
-            resume=checkpoint,
-            given=given,
+            resume=self._checkpoint(number),
         )
         trial = Trial(continue_with=self.command)
         if number == 0:

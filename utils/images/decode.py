@@ -48,6 +48,9 @@ FLOAT_VALUES = "has floating-point values, whose range is unknown"
 ALLOWED_VALUES = "allowed are unsigned ones of 8 and 16 bits"
 HEIC_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"))
 
+# Why a file cannot be read, for as long as its state is the same.
+LASTING_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
+
 DECODER_VERSION = 2  # increase it when a change of the code gives other pixels for the same files
 
 
@@ -67,10 +70,6 @@ def read_image(path: str | Path) -> np.ndarray:
     Raises: ValueError if the file cannot be read, and as `decode_bgr` does.
     """
     return decode_bgr(read_bytes(path), path)
-
-
-# Why a file cannot be read, for as long as its state is the same.
-LASTING_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 class UnreadableFileError(ValueError):

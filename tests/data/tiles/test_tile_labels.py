@@ -160,6 +160,8 @@ def test_keys_of_caches_differ(tmp_path):
         decoded(labels, 64, 100),
         decoded(labels, 64, 90),
         DecodedImages(labels, 32),
+        decoded(labels, 64, canvas=(32, 64)),
+        decoded(tile_labels(labels, TILING), 64, canvas=(32, 64)),
     ]
     sources += [
         decoded(tile_labels(labels, tiling), 64)
