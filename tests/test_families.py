@@ -5,6 +5,7 @@ loss or its reader is wrong. Full sizes: benchmarks/trainings/overfit.py.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,19 +26,34 @@ from tests.support.overfitting import (
 )
 
 CHANNELS = 0.125  # times those of the tables
-# Steps and learning rate by what a family's name starts with; the first that fits.
-STEPS = {
-    "rtmdet": (80, 0.02),
-    "yolo26": (75, 0.01),
-    "yolov3": (90, 0.02),
-    "yolov5-u": (50, 0.01),
-    "yolov5": (90, 0.02),
-    "yolov9-c": (36, 0.01),
-    "yolov9": (46, 0.01),
-    "yolox-separable": (140, 0.01),
-    "yolox": (120, 0.01),
-    "": (50, 0.01),
+
+
+class Recipe(NamedTuple):
+    """Steps, learning rate, and the gain of the box loss as a multiple of the usual one."""
+
+    steps: int
+    lr0: float
+    box_gain: float = 1.0
+
+
+# By what a family's name starts with; the first that fits.
+RECIPES = {
+    "rtmdet": Recipe(80, 0.02),
+    "yolo26": Recipe(75, 0.01),
+    "yolov3": Recipe(90, 0.02),
+    "yolov5-u": Recipe(50, 0.01),
+    "yolov5-p2": Recipe(90, 0.01),
+    "yolov5": Recipe(90, 0.02),
+    "yolov9-c": Recipe(36, 0.01),
+    "yolov9": Recipe(46, 0.01),
+    "yolox-separable": Recipe(120, 0.01, box_gain=3.0),
+    "yolox": Recipe(120, 0.005),
+    "": Recipe(50, 0.01),
 }
+# With few seeds one of the ten shapes is learned late; which ones these are depends on rounding, so
+# on the processor. A port that is wrong learns with none.
+SEEDS = 3
+LEARNED = 0.95  # AP with which no other seed is tried
 FEW = 3
 LOW_LR = 0.0005
 # Tables in models/ whose rows occur in others, so that the benchmark alone trains them.
@@ -95,16 +111,23 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """trained("yolov5") is the best.pt of a training from scratch, which is done once."""
+    """trained("yolov5") is the best.pt of a training from scratch, which is done once.
+
+    It is the first one that has learned all shapes.
+    """
     done: dict[str, Path] = {}
 
     def train_once(family: str) -> Path:
         if family not in done:
             folder = tmp_path_factory.mktemp(family)
-            table = write_narrow_table(folder, family, CHANNELS)
-            steps, rate = next(STEPS[start] for start in STEPS if family.startswith(start))
-            flags = ("--cfg", str(table))
-            done[family] = overfit(folder / "run", data, *flags, epochs=steps, lr0=rate)
+            table = str(write_narrow_table(folder, family, CHANNELS))
+            recipe = next(RECIPES[start] for start in RECIPES if family.startswith(start))
+            for seed in range(SEEDS):
+                flags = ("--cfg", table, "--seed", str(seed))
+                run = folder / f"seed{seed}"
+                done[family] = overfit(run, data, *flags, **recipe._asdict())
+                if ap_of(done[family], data) > LEARNED:
+                    break
         return done[family]
 
     return train_once
@@ -126,7 +149,7 @@ def test_family_keeps_what_it_learned_in_a_training_from_its_checkpoint(
     """The classes are in another order."""
     turned = draw_shapes(tmp_path / "turned", NAMES[::-1])
     weights = str(trained(family))
-    best = overfit(tmp_path / "run", turned, "--weights", weights, epochs=FEW, lr0=LOW_LR)
+    best = overfit(tmp_path / "run", turned, "--weights", weights, steps=FEW, lr0=LOW_LR)
     assert ap_of(best, turned) > 0.9
 
 
@@ -137,12 +160,12 @@ def test_family_keeps_what_it_learned_in_a_checkpoint_of_its_authors(
     """A shape's class is its color, so the order of the image's channels counts."""
     detector, _ = load_detector(trained(family))
     file = SAVED_BY_AUTHORS[family](tmp_path / "authors.pth", detector)
-    best = overfit(tmp_path / "run", data, "--weights", str(file), epochs=FEW, lr0=LOW_LR)
+    best = overfit(tmp_path / "run", data, "--weights", str(file), steps=FEW, lr0=LOW_LR)
     assert ap_of(best, data) > 0.9
 
 
 def test_few_steps_teach_a_random_model_nothing(data, tmp_path):
     """So the weights of a checkpoint have arrived if a few steps from it are enough."""
     table = write_narrow_table(tmp_path, "yolov3-tiny", CHANNELS)
-    best = overfit(tmp_path / "run", data, "--cfg", str(table), epochs=FEW, lr0=LOW_LR)
+    best = overfit(tmp_path / "run", data, "--cfg", str(table), steps=FEW, lr0=LOW_LR)
     assert ap_of(best, data) < 0.1

@@ -105,22 +105,34 @@ def write_narrow_table(folder: Path, family: str, width: float, momentum: float 
     return file
 
 
-def write_plain_hyp(folder: Path, lr0: float) -> Path:
-    """Write hyper-parameters without augmentation, weight decay and warm-up; return the path."""
+def write_plain_hyp(folder: Path, lr0: float, box_gain: float = 1.0) -> Path:
+    """Write hyper-parameters without augmentation, weight decay and warm-up; return the path.
+
+    box_gain: times the usual gain of the box loss.
+    """
     _, hyp = read_hyp(ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml")
     plain: Hyp = replace(
-        hyp, lr0=lr0, lrf=0.05, nominal_batch=IMAGES, weight_decay=0, warmup_epochs=0
+        hyp,
+        lr0=lr0,
+        lrf=0.05,
+        nominal_batch=IMAGES,
+        weight_decay=0,
+        warmup_epochs=0,
+        box=hyp.box * box_gain,
     )
     file = folder / f"plain-{lr0:g}.yaml"
     write_hyp(file, "Muon", plain)
     return file
 
 
-def overfit(folder: Path, data: Path, *flags: str, epochs: int, lr0: float) -> Path:
+def overfit(
+    folder: Path, data: Path, *flags: str, steps: int, lr0: float, box_gain: float = 1.0
+) -> Path:
     """Train in a run folder, with a step for each epoch; return the path of best.pt."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words = ["--data", str(data), "--hyp", str(write_plain_hyp(folder.parent, lr0))]
-    words += ["--epochs", str(epochs), "--batch-size", str(IMAGES)]
+    hyp = write_plain_hyp(folder.parent, lr0, box_gain)
+    words = ["--data", str(data), "--hyp", str(hyp)]
+    words += ["--epochs", str(steps), "--batch-size", str(IMAGES)]
     words += ["--imgsz", str(WIDTH), "--rect"]  # on canvases of the images' shape
     words += ["--device", "cpu", "--amp", "fp32", "--workers", "0", "--noautoanchor"]
     words += ["--noval", "--nosave", "--noplots", "--cache-dir", str(folder.parent / "cache")]
