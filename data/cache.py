@@ -10,6 +10,7 @@ there into the memory of each process's GPU, which then draws the samples itself
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -270,7 +271,7 @@ def _make_caches(
             unwritable = _why_unwritable(folder)
         if not unwritable:
             # existing caches need no further room
-            free[DISK] = _free_disk(folder) + round(existing / SHARE_OF_FREE)
+            free[DISK] = _free_disk(folder) + math.ceil(existing / SHARE_OF_FREE)
 
     place = choose_location(where, size, free)
     message = _describe_choice(where, place, size, free, unwritable)

@@ -67,7 +67,8 @@ def suggest_tile(split: Split, wanted: float) -> Suggestion | None:
     long_side = float(np.median(split.labels.sizes.max(1)))
     if wanted <= LARGEST_IMG or long_side < 1.5 * LARGEST_IMG:
         return None
-    boxes = split.labels.boxes_xywh[:, 2:]
+    labels = split.labels
+    boxes = labels.boxes_xywh[~labels.crowd, 2:]
     own = float(np.percentile(np.sqrt(boxes.prod(1)), SMALLEST_PERCENT))
     side = _up(min(max(TILE * own / WANTED_PX, SMALLEST_IMG), 2 * TILE))
     large = share(int((boxes.max(1) > side / 5).sum()), len(boxes))

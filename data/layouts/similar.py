@@ -126,16 +126,18 @@ def _close_in_band(
     """
     if not first or not second:
         return
-    others = np.array(sorted(second))
-    if len(first) + len(second) > 2 * MOST_IN_BAND:
-        brightness = pixels[others].mean((1, 2))
-        order = np.argsort(brightness, kind="stable")
-        for start in range(0, len(order), MANY_IN_BAND):
-            part = others[order[start : start + 2 * MANY_IN_BAND]]
-            wanted = set(first).intersection(part.tolist())
-            yield from _close_pairs(pixels, sorted(wanted), np.sort(part), mirrored=mirrored)
+    if len(first) + len(second) <= 2 * MOST_IN_BAND:
+        yield from _close_pairs(pixels, first, np.sort(second), mirrored=mirrored)
         return
-    yield from _close_pairs(pixels, first, others, mirrored=mirrored)
+
+    members = np.union1d(first, second)
+    brightness = pixels[members].mean((1, 2))  # the same for mirrored images
+    order = np.argsort(brightness, kind="stable")
+    for start in range(0, len(order), MANY_IN_BAND):
+        part = members[order[start : start + 2 * MANY_IN_BAND]]
+        near_first = np.intersect1d(part, first).tolist()
+        near_others = np.intersect1d(part, second)
+        yield from _close_pairs(pixels, near_first, near_others, mirrored=mirrored)
 
 
 def _close_pairs(

@@ -41,5 +41,10 @@ def without_projections(
     table: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the table and the state of a detector without projections, as it is used."""
-    kept = {key: value for key, value in state.items() if not key.startswith(PREFIX)}
+    kept = {name: value for name, value in state.items() if not is_projection(name)}
     return without_distillation(table), kept
+
+
+def is_projection(name: str) -> bool:
+    """Return whether a name in a detector's state is that of a projection."""
+    return name.startswith(PREFIX)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.heads.projections import without_projections
+from models.heads.projections import is_projection, without_projections
 from training.checkpoints.contents import Description
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit, SaveTrigger
 from training.checkpoints.usable_weights import largest_weight, newest_usable
@@ -161,7 +161,11 @@ class CheckpointManager:
         A collective: all processes get the same sentence.
         """
         weights = self.state.replica.state_dict()
-        parameters = [name for name, _ in self.state.ema.model.named_parameters()]
+        parameters = [
+            name
+            for name, _ in self.state.ema.model.named_parameters()
+            if not is_projection(name)  # best.pt has none
+        ]
         advice = ""
         if self.world.is_main:
             usable = newest_usable(self.folder, parameters) if self._saved else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from training.early_stopping import EarlyStopping
 from utils.files.yaml_tree import pairs, read_tree
 from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.printable import one_line
@@ -67,20 +68,17 @@ class RunFiles:
     def best_row(self) -> int | None:
         """Return the position of the best epoch; None if none was validated.
 
-        It is that of best.pt if metrics.json says it, else the one of the highest fitness: of equal
-        ones the first, but the last if all are 0, as in a training.
+        It is that of best.pt if metrics.json says it, else the one that the training took.
         """
         if self.best_epoch in self.epochs:
             return self.epochs.index(self.best_epoch)
 
-        fitness = {}
+        stopping = EarlyStopping(patience=0)
         for row in range(len(self.epochs)):
             metrics = {name: self.columns[column][row] for name, column in COLUMN_OF.items()}
             if all(map(math.isfinite, metrics.values())):
-                fitness[row] = self.fitness.of(metrics)
-        if fitness and not any(fitness.values()):
-            return max(fitness)
-        return max(fitness, key=lambda row: fitness[row], default=None)
+                stopping.update(row, self.fitness.of(metrics))
+        return stopping.best_epoch
 
 
 def is_run(folder: Path) -> bool:

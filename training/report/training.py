@@ -157,11 +157,11 @@ class TrainingReport:
     def _columns(self) -> dict[str, list[float]]:
         """Return the columns of results.csv and the speed, by name."""
         rows = self._rows
-        if not rows:
+        run = self._run
+        if run is None or not rows:
             return {}
         columns = {name: [row.get(name, float("nan")) for row in rows] for name in rows[0]}
-        images = len(self.data.labels["train"])
-        columns["per_second"] = [images / max(row["time"], 1e-3) for row in rows]
+        columns["per_second"] = [run.images / max(row["time"], 1e-3) for row in rows]
         return columns
 
     def _times(self) -> Rows:

@@ -438,6 +438,15 @@ def test_suggested_tile():
     assert suggest(examined([], (640, 480))) == []
 
 
+def test_suggested_tile_is_that_of_the_objects_without_ignored_regions():
+    data = examined([12.0] * 10 + [2000.0] * 5, (4000, 3000))
+    labels = data.splits[0].labels
+    labels.crowd[10:] = True
+    tile = next(entry for entry in suggest(data) if entry.flag == "--tile")
+    assert tile == suggest(examined([12.0] * 10, (4000, 3000)))[1]
+    assert "--tile-whole" not in tile.reason
+
+
 @pytest.mark.parametrize("images", [10, 79, 80, 500])
 def test_suggested_batch_is_that_of_the_recipe(images):
     flags = {entry.flag: entry for entry in suggest(examined([50.0], (640, 480), images))}

@@ -127,3 +127,16 @@ def test_many_images_of_one_camera_are_compared_by_brightness(monkeypatch):
     monkeypatch.setattr(similar, "thumbnails_of", lambda *_: thumbnails)
     groups = similar_groups([str(number) for number in range(21)], None, 1)
     assert groups[20] == groups[7] == groups[6] == groups[8]  # 5 gray levels from frame to frame
+
+
+def test_mirrored_copy_is_found_among_many_images_of_one_camera(monkeypatch):
+    """No frame but the copy resembles the mirrored scene."""
+    monkeypatch.setattr(similar, "MOST_IN_BAND", 10)
+    monkeypatch.setattr(similar, "MANY_IN_BAND", 4)
+    scene = np.random.default_rng(0).integers(1, 100, (16, 17)).astype(np.uint8)
+    frames = [scene + 5 * number for number in range(20)]
+    frames.append(frames[7][:, ::-1])
+    thumbnails = [frame.astype(np.uint8).tobytes() for frame in frames]
+    found = similar.close_images(thumbnails, range(21), mirrored=True)
+    mirrored = {(close.image, *close.others.tolist()) for close in found if close.mirrored}
+    assert (7, 20) in mirrored

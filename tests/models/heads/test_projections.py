@@ -10,7 +10,7 @@ from models import Detector, build_model
 from models.build import check_shapes
 from models.detector import count_parameters
 from models.heads import WithAuxiliary, WithProjections
-from models.heads.projections import without_projections
+from models.heads.projections import is_projection, without_projections
 from models.tables.resolve import resolve
 from models.tables.rows import without_auxiliary
 from tests.models.test_auxiliary import same_bits, table_of
@@ -65,6 +65,8 @@ def test_use_knows_no_projections(pair):
     table, state = without_projections(model.table, model.state_dict())
     assert table == plain.table
     assert state.keys() == plain.state_dict().keys()
+    removed = {name for name in model.state_dict() if is_projection(name)}
+    assert model.state_dict().keys() - removed == state.keys()
     table, state = without_projections(plain.table, plain.state_dict())
     assert (table, state.keys()) == (plain.table, plain.state_dict().keys())
 

@@ -10,7 +10,9 @@ import pytest
 from training.compare.__main__ import main
 from training.compare.comparison import differing, labels_of, run_values
 from training.compare.run_files import read_run
+from training.early_stopping import EarlyStopping
 from utils.files.writers import write_csv, write_json, write_yaml
+from utils.metrics.fitness import parse_fitness
 from utils.terminal import exit_code_of
 
 
@@ -102,6 +104,25 @@ def test_best_row_is_that_of_the_fitness_of_the_run(tmp_path):
         assert (read.epochs[read.best_row], read.best["AP"]) == (best, pytest.approx(best / 10))
         text = "results.csv does not have what --fitness needs: the best epoch is that of 0.1*"
         assert any(one.startswith(text) for one in read.problems) == (name in "cd")
+
+
+def test_best_row_is_the_epoch_that_the_training_took(tmp_path):
+    """Of equal ones the first; but while all are 0 the latest, whatever follows.
+
+    The AP of the rows is 0.1, 0.2, 0.3.
+    """
+    above_02 = "max(AP - 0.25, 0)"
+    below_02 = "min(0.25 - AP, 0)"
+    for name, fitness, best in (("a", above_02, 3), ("b", below_02, 2), ("c", "0 * AP", 3)):
+        run = write_run(tmp_path / name, 0.3, epochs=3, fitness=fitness)
+        (run / "metrics.json").unlink()
+        read = read_run(run)
+        assert read.epochs[read.best_row] == best
+
+        stopping = EarlyStopping(patience=0)
+        for epoch, ap in enumerate((0.1, 0.2, 0.3), 1):
+            stopping.update(epoch, parse_fitness(fitness).of({"AP": ap}))
+        assert stopping.best_epoch == best
 
 
 def test_run_without_an_epoch_has_no_numbers(tmp_path):

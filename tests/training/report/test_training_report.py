@@ -41,7 +41,8 @@ def report_of(*, active: bool = True, say: Say = say_nothing) -> TrainingReport:
 
 
 def started(folder: Path, rows: list[dict[str, float]]) -> RunStarted:
-    return RunStarted(folder, TrainConfig(epochs=5).as_dict(), Hyp(lr0=0.02).as_dict(), rows)
+    config = TrainConfig(epochs=5).as_dict()
+    return RunStarted(folder, config, Hyp(lr0=0.02).as_dict(), rows, images=12)
 
 
 def rows(number: int) -> list[dict[str, float]]:
@@ -68,7 +69,7 @@ def test_report_is_there_from_the_start_and_says_how_the_run_ended(tmp_path):
     report.handle(RunEnded(tmp_path, {}))
     values = values_of(tmp_path)
     assert values["status"]["text"] == "finished: stopped early, 1 of 5 epochs"
-    assert values["epochs"]["per_second"] == [4.0]  # 8 images in 2 seconds
+    assert values["epochs"]["per_second"] == [6.0]  # 12 drawn in 2 seconds
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
