@@ -38,6 +38,8 @@ class Replica(Generic[Model]):
         self.module: nn.Module = model
         if world.devices:
             self.module = ThreadedReplicas(model, list(world.devices))
+        # Listed once, at the first step: a walk through the model takes the host a millisecond.
+        self._parameters: list[nn.Parameter] = []
         self._live: dict[str, Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Any:
@@ -99,7 +101,9 @@ class Replica(Generic[Model]):
 
         It is the same on all processes.
         """
-        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        if not self._parameters:
+            self._parameters = list(self.model.parameters())
+        return nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def sync_buffers(self, world: World, *, synchronized: bool) -> None:
         """Make the model identical on all processes, with the function `sync_buffers`."""
