@@ -36,7 +36,14 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
-from utils.flags import FlagParser, add_tile_flags, check_command_line
+from utils.flags import (
+    FlagParser,
+    add_tile_flags,
+    check_command_line,
+    check_image_size,
+    check_lowest,
+    check_threshold,
+)
 from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 
 
@@ -154,26 +161,19 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range; `load` checks the others."""
-    if len(args.imgsz) > 2 or any(not 32 <= side <= 8192 for side in args.imgsz):
+    if len(args.imgsz) > 2:
         given = " ".join(map(str, args.imgsz))
-        raise ValueError(f"--imgsz {given}: choose 32 to 8192 pixels, one or two numbers")
+        raise ValueError(f"--imgsz {given}: give one side, or height and width")
+    check_image_size(args.imgsz)
+    check_lowest("--vid-stride", args.vid_stride, 1)
+    check_lowest("--line-thickness", args.line_thickness, 0)
+    check_lowest("--max-det", args.max_det, 1)
+    check_lowest("--batch-size", args.batch_size, 1)
+    check_threshold("--conf-thres", args.conf_thres)
+    check_threshold("--iou-thres", args.iou_thres)
 
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
-
-    smallest = (
-        ("--vid-stride", args.vid_stride, 1),
-        ("--line-thickness", args.line_thickness, 0),
-        ("--max-det", args.max_det, 1),
-        ("--batch-size", args.batch_size, 1),
-    )
-    for flag, value, low in smallest:
-        if value < low:
-            raise ValueError(f"{flag} {value}: choose {low} or more")
-
-    for flag, threshold in (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres)):
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
 
     if args.save_format not in (0, 1):
         raise ValueError(f"--save-format {args.save_format}: choose 0 (YOLO) or 1 (VOC)")

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.export import FORMATS
-from utils.flags import FlagParser, check_command_line
+from utils.flags import FlagParser, check_command_line, check_image_size
 from utils.yolov5_flags import HINTS, NOT_IN_EXPORT
 
 # formats of YOLOv5 that other programs convert the ONNX file to
@@ -141,11 +141,10 @@ def check_flags(args: Namespace) -> None:
         known = ", ".join(FORMATS)
         raise ValueError(f"--include {name}: choose from {known}; write spaces between several")
 
-    if len(args.imgsz) > 2 or not all(32 <= side <= 8192 for side in args.imgsz):
-        raise ValueError(
-            f"--imgsz {' '.join(map(str, args.imgsz))}: give one side, or height and width, 32 to "
-            "8192 pixels"
-        )
+    if len(args.imgsz) > 2:
+        given = " ".join(map(str, args.imgsz))
+        raise ValueError(f"--imgsz {given}: give one side, or height and width")
+    check_image_size(args.imgsz)
     limits = (
         ("--batch-size", args.batch_size, 1, 65536),
         ("--topk-all", args.topk_all, 1, 65536),
@@ -406,7 +405,7 @@ def open_dataset_images(
     known = [number for number, name in enumerate(dataset.names) if name in model.names]
     if len(known) < len(dataset.names):
         dataset.choose_classes(known)
-    dataset.append_to(classes_before(model.names, dataset.own_names, dataset.spec.names))
+    dataset.prepend_classes(classes_before(model.names, dataset.own_names, dataset.spec.names))
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)
 

@@ -393,7 +393,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         ),
     )
     data.choose_classes(requested.classes)
-    data.append_to(run.old_classes())  # of the model that --add-classes extends
+    data.prepend_classes(run.old_classes())  # of the model that --add-classes extends
     train_labels = data.read("train", log.say, leave_out_emptied=True)
     data.read("val", log.say)
     data.balance(requested.repeat_factor, log.say)  # how often an epoch draws each image
@@ -573,7 +573,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
                     trigger.all_reduce_sum,
                     log,
                     title=f"{epoch + 1}/{cfg.epochs}",
-                    scale=MultiScale(cfg.seed, stride) if cfg.multi_scale else None,
+                    multi_scale=MultiScale(cfg.seed, stride) if cfg.multi_scale else None,
                     pictures=pictures if epoch == 0 else None,
                 )
 
@@ -612,7 +612,8 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
     # A run that has hardly learned has failed, and metrics.json says so
     epoch_starts = [sampler.batches_before(epoch) for epoch in range(progress.epoch + 1)]
     steps = state.steps_between(epoch_starts)
-    skipped = state.guard.state_dict()["skipped"]
+    state.guard.wait_for_flags()
+    skipped = state.guard.skipped
     if skipped:
         log.say(describe_skipped(skipped, steps))
     world.wait_for_main()
@@ -634,7 +635,7 @@ def train_one_epoch(
     log: RunLog,
     *,
     title: str,
-    scale: MultiScale | None = None,
+    multi_scale: MultiScale | None = None,
     pictures: Pictures | None = None,
 ) -> str:
     """Train on one pass over loader, starting at sampler.first_batch; return the speed as text.
@@ -646,7 +647,7 @@ def train_one_epoch(
         all_reduce_sum: sums the loss's counts over all processes.
         log: receives the losses so far, now and then.
         title: of the progress bar.
-        scale: resizes the images.
+        multi_scale: resizes the images.
         pictures: draws the first batches.
     """
     replica = state.replica
@@ -682,8 +683,8 @@ def train_one_epoch(
         # uint8 to [0, 1].  [B, 3, H, W]
         images = to_device(batch.images, world.device, replica.model.dtype)
         targets = pad_targets(batch.targets)  # [T, 6]: image, class, x1, y1, x2, y2 in pixels
-        if scale is not None:
-            images, targets = scale(batch_of_run, images, targets)
+        if multi_scale is not None:
+            images, targets = multi_scale(batch_of_run, images, targets)
 
         # ranks exchange gradients once for each optimizer step
         with replica.gradients(last=steps_now):
@@ -720,7 +721,8 @@ def train_one_epoch(
     pace = "already trained"  # resumed after the last batch
     if len(loader):
         pace = bar.pace(len(loader) * sampler.batch_size, memory_gib(world.device))
-    skipped = guard.state_dict()["skipped"] - skipped_before
+    guard.wait_for_flags()
+    skipped = guard.skipped - skipped_before
     searched = guard.searched - searched_before
     resumed_at = first_batch + sampler.first_batch
     steps = sum(step_batch >= resumed_at for step_batch in step_batches)

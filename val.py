@@ -33,7 +33,14 @@ from pathlib import Path
 from typing import Any
 
 from utils.distributed import Launch, read_launch, spawn
-from utils.flags import FlagParser, add_tile_flags, check_command_line
+from utils.flags import (
+    FlagParser,
+    add_tile_flags,
+    check_command_line,
+    check_image_size,
+    check_lowest,
+    check_threshold,
+)
 from utils.loggers.registry import LOGGERS
 from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
@@ -163,27 +170,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range."""
-    lowest_values = (
-        ("--batch-size", args.batch_size, 1),
-        ("--max-det", args.max_det, 1),
-        ("--workers", args.workers, 0),
-    )
-    for flag, value, lowest in lowest_values:
-        if value < lowest:
-            raise ValueError(f"{flag} {value}: choose {lowest} or more")
-
-    if args.imgsz and not 32 <= args.imgsz <= 8192:
-        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
+    check_lowest("--batch-size", args.batch_size, 1)
+    check_lowest("--max-det", args.max_det, 1)
+    check_lowest("--workers", args.workers, 0)
+    if args.imgsz:
+        check_image_size([args.imgsz])
+    check_threshold("--conf-thres", args.conf_thres)
+    check_threshold("--iou-thres", args.iou_thres)
     if args.save_conf and not args.save_txt:
         raise ValueError("--save-conf adds the confidences to the files of --save-txt: give both")
 
     if not 0 <= args.val_split < 1:
         raise ValueError(f"--val-split {args.val_split:g}: choose 0 (none) to less than 1")
-
-    thresholds_of = (("--conf-thres", args.conf_thres), ("--iou-thres", args.iou_thres))
-    for flag, threshold in thresholds_of:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"{flag} {threshold}: choose a threshold from 0 to 1")
 
 
 if __name__ == "__main__":
@@ -282,7 +280,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         chosen = first.choice_among(dataset.spec.names)
         dataset.choose_classes(chosen, f"{paths[0]} was trained with --classes")
     if absent := classes_before(first.names, dataset.own_names, dataset.spec.names):
-        dataset.append_to(absent)
+        dataset.prepend_classes(absent)
         log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
     others = set(first.names).difference(dataset.names, dataset.spec.names)
@@ -407,7 +405,9 @@ def combine_members(
         if not advice:
             raise
         raise ValueError(f"{error}; {advice}") from None
-    return (MergedClasses(combined) if dataset.single_class else combined), class_ids
+    if dataset.single_class:
+        combined = MergedClasses(combined)
+    return combined, class_ids
 
 
 def class_flags(model: LoadedModel, dataset: Dataset) -> str:

@@ -244,7 +244,7 @@ def main() -> None:
 
     data = options.data.resolve()
     spec = open_data(str(data))
-    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    labels, _ = read_split(spec, "train", cache_dir="", progress=False)
 
     command = (
         f"{sys.executable} {ROOT}/train.py --data {{data}} --cfg {options.cfg} --img {options.img} "

@@ -160,7 +160,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     spec = open_data(options.data)
-    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    labels, _ = read_split(spec, "train", cache_dir="", progress=False)
     (device,) = pick_devices(options.device, RankInfo())
 
     rows = []

@@ -212,7 +212,7 @@ class Labels:
         arrays["category_ids"] = self.category_ids[chosen]
         return Labels(**arrays)
 
-    def appended_to(self, count: int) -> "Labels":
+    def with_classes_before(self, count: int) -> "Labels":
         """Return the same images and rows, the classes with numbers after those of `count` others.
 
         The classes keep their category ids; the others have the ids that follow the largest.

@@ -47,7 +47,7 @@ class Dataset:
     reports: dict[str, Report] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of the labels
     chosen: tuple[int, ...] | None = None  # the classes of the YAML that are used; None: all
-    others: tuple[str, ...] = ()  # classes in front of them, of which the data have no labels
+    prepended: tuple[str, ...] = ()  # classes in front of them, of which the data have no labels
     _draws: Draws | None = field(default=None, init=False)
 
     @property
@@ -84,12 +84,12 @@ class Dataset:
     @property
     def chosen_names(self) -> list[str]:
         """The names of the classes that are used, before they are treated as one."""
-        return [*self.others, *self.own_names]
+        return [*self.prepended, *self.own_names]
 
     @property
     def unlabeled(self) -> int:
         """How many of the first classes in `names` have no labels."""
-        return 0 if self.single_class else len(self.others)
+        return 0 if self.single_class else len(self.prepended)
 
     @property
     def own_names(self) -> list[str]:
@@ -146,11 +146,11 @@ class Dataset:
             raise ValueError(f"{origin}: {error}") from None
         self.chosen = tuple(sorted(set(found)))
 
-    def append_to(self, names: Sequence[str], origin: str = "--add-classes") -> None:
+    def prepend_classes(self, names: Sequence[str], origin: str = "--add-classes") -> None:
         """Have other classes in front of those of the data, whose labels the data do not have.
 
-        Call it after `choose_classes`, and before `read`. names: of the others; none changes
-        nothing. origin: what says so, in errors. Raises ValueError if the data have one of them.
+        Call it after `choose_classes`, and before `read`. names: none changes nothing. origin: what
+        says so, in errors. Raises ValueError if the data have one of them.
         """
         if not names:
             return
@@ -161,7 +161,7 @@ class Dataset:
                 f"{origin}: {self.spec.title} has {known}, which the model has already; name new "
                 "classes only, or choose them with --classes"
             )
-        self.others = tuple(names)
+        self.prepended = tuple(names)
 
     def read(
         self,
@@ -187,7 +187,6 @@ class Dataset:
             labels, report = read_split(
                 self.spec,
                 split,
-                single=False,
                 cache_dir=self.cache_dir,
                 progress=self.world.is_main,
                 require_labels=require_labels,
@@ -197,8 +196,8 @@ class Dataset:
         if self.chosen is not None:
             labels = self._with_chosen(split, labels, say, leave_out_emptied=leave_out_emptied)
             report = replace(report, **counts_of(labels, self.own_names))
-        if self.others:
-            labels = labels.appended_to(len(self.others))
+        if self.prepended:
+            labels = labels.with_classes_before(len(self.prepended))
         if self.single_class:
             labels = labels.with_single_class()
         self._say_shared_images(split, labels, say)
@@ -389,7 +388,6 @@ def read_split(
     spec: DataSpec,
     split: str,
     *,
-    single: bool,
     cache_dir: str,
     progress: bool,
     require_labels: bool = True,
@@ -399,7 +397,6 @@ def read_split(
     Args:
         spec: the data set.
         split: its name in the YAML.
-        single: treat all classes as one.
         cache_dir: folder of the caches, "" for the user's cache folder.
         progress: show a bar on a terminal.
         require_labels: as in `scan`.
@@ -410,7 +407,7 @@ def read_split(
     threads = usable_cores()
 
     try:
-        labels, report = scan(
+        return scan(
             spec.sources(split),
             spec.names,
             labels_from=spec.labels,
@@ -426,8 +423,6 @@ def read_split(
         if spec.is_written and split == "val":
             hint = "; another --val-split holds out other images"
         raise ValueError(f"'{split}' of {spec.title}: {error}{hint}") from None
-
-    return labels.with_single_class() if single else labels, report
 
 
 def class_names(names: Sequence[str], *, single: bool) -> list[str]:

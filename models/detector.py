@@ -219,9 +219,9 @@ class Detector(nn.Module):
 
         how: as for `Head.fit_to_boxes`.
         """
-        sentence, *_ = [head.fit_to_boxes(sizes, **how) for head in self.heads]
+        sentences = [head.fit_to_boxes(sizes, **how) for head in self.heads]
         self.update_table()
-        return sentence
+        return sentences[0]  # of the head that detects
 
     def update_table(self) -> None:
         """Write the head's fitted values into the table."""

@@ -19,7 +19,7 @@ from models.result import Result
 from models.tiled import TiledPredictor
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
-from utils.flags import class_ids
+from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE, class_ids
 from utils.images.detections import ImageDetections
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable
@@ -27,7 +27,6 @@ from utils.stopwatch import Stopwatch
 from utils.threads import single_thread_after_fork
 
 Weights = str | os.PathLike[str]
-MIN_SIDE, MAX_SIDE = 32, 8192  # of the canvas, in pixels, as the scripts allow
 
 
 class LoadedDetector:
@@ -352,6 +351,6 @@ def _sides(image_size: Any) -> list[int]:
     """
     sides = [image_size] if isinstance(image_size, Integral) else list(image_size)
     for side in sides:
-        if not isinstance(side, Integral) or not MIN_SIDE <= int(side) <= MAX_SIDE:
-            raise ValueError(f"image size {side}: choose {MIN_SIDE} to {MAX_SIDE} pixels")
+        if not isinstance(side, Integral) or not SMALLEST_IMAGE <= int(side) <= LARGEST_IMAGE:
+            raise ValueError(f"image size {side}: {IMAGE_SIZES}")
     return [int(side) for side in sides]

@@ -446,7 +446,7 @@ def test_images_without_detections_give_empty_outputs(run, photos, capsys):
         (["--imgsz", "9"], "--imgsz 9: choose 32 to 8192 pixels"),
         (
             ["--imgsz", "64", "64", "64"],
-            "--imgsz 64 64 64: choose 32 to 8192 pixels, one or two numbers",
+            "--imgsz 64 64 64: give one side, or height and width",
         ),
         (["--vid-stride", "0"], "--vid-stride 0: choose 1 or more"),
         (["--line-thickness", "-1"], "--line-thickness -1: choose 0 or more"),

@@ -143,7 +143,7 @@ def test_several_checkpoints_and_the_newest_best(detector, tmp_path, monkeypatch
             ["--include", "onyx"],
             "--include onyx: choose from torchscript, onnx, openvino; write spaces",
         ),
-        (["--img", "1"], "--imgsz 1: give one side, or height and width, 32 to 8192 pixels"),
+        (["--img", "1"], "--imgsz 1: choose 32 to 8192 pixels"),
         (["--img", "64", "64", "64"], "--imgsz 64 64 64: give one side"),
         (["--batch", "0"], "--batch-size 0: choose 1 to 65536"),
         (["--opset", "9"], "--opset 9: choose 17 to 23"),

@@ -114,9 +114,13 @@ class NonFiniteGuard:
         """Whether too many steps were skipped in a row; the same on all processes."""
         return self.in_a_row >= self.most_in_a_row
 
+    def wait_for_flags(self) -> None:
+        """Wait for the flags that are still on their way, so that the counts are of all steps."""
+        self._count(self._flags.drain())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, of all steps so far, as plain values."""
-        self._count(self._flags.drain())
+        self.wait_for_flags()
         counts = {"skipped": self.skipped, "in_a_row": self.in_a_row}
         if not self.searching:
             return counts

@@ -11,10 +11,8 @@ from data.loader import Batch
 from data.sampler import EvaluationSampler
 from utils.images.tiles import clip
 from utils.metrics.evaluation import Evaluation
-from utils.metrics.records import Detections
+from utils.metrics.records import SHOWN_CONFIDENCE, Detections
 from utils.plots.pictures import BATCHES, Pictures
-
-SHOWN_CONFIDENCE = 0.25  # lowest score of a detection that is drawn
 
 
 def draw_results(

@@ -21,6 +21,10 @@ from utils.terminal import report
 NEAR = 0.8
 COMPLETION = "_ARGCOMPLETE"  # set by argcomplete's functions of bash and zsh
 
+SMALLEST_IMAGE = 32  # pixels of a side, for --imgsz
+LARGEST_IMAGE = 8192
+IMAGE_SIZES = f"choose {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels"
+
 
 class FlagParser(argparse.ArgumentParser):
     """ArgumentParser that accepts no abbreviated flags, and raises ValueError on a mistake.
@@ -57,16 +61,9 @@ class FlagParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help, with the default of each flag whose text does not say it."""
         for action in self._actions:
-            default = self.defaults.get(action.dest, action.default)
-            stated = isinstance(default, (int, float, str, list)) and not isinstance(default, bool)
-            silent = action.help not in (None, argparse.SUPPRESS) and "(default" not in str(
-                action.help
-            )
-            if silent and stated and default not in ("", [], argparse.SUPPRESS):
-                words = default if isinstance(default, list) else [default]
-                shown = " ".join(
-                    f"{word:g}" if isinstance(word, float) else str(word) for word in words
-                )
+            shown = _default_text(self.defaults.get(action.dest, action.default))
+            is_shown = action.help not in (None, argparse.SUPPRESS)
+            if shown and is_shown and "(default" not in str(action.help):
                 action.help = f"{action.help} (default: {shown})"
         return super().format_help()
 
@@ -83,10 +80,9 @@ class FlagParser(argparse.ArgumentParser):
         if COMPLETION in os.environ:
             self._complete()
         words = sys.argv[1:] if arguments is None else list(arguments)
-        for given in (
-            *(word.replace("=", " ", 1) for word in words),
-            *map(" ".join, pairwise(words)),
-        ):
+        with_equals = [word.replace("=", " ", 1) for word in words]  # --flag=value
+        pairs = [" ".join(pair) for pair in pairwise(words)]  # --flag value
+        for given in (*with_equals, *pairs):
             if given in self.refused_values:
                 raise ValueError(f"{given} is not supported: {self.refused_values[given]}")
         values, unknown = self.parse_known_args(arguments)
@@ -155,6 +151,19 @@ class FlagParser(argparse.ArgumentParser):
                 self.refused_values[flag] = sentence
             else:
                 self.add_argument(flag, nargs="*", action=_Refused, sentence=sentence, **_HIDDEN)
+
+
+def _default_text(default: object) -> str:
+    """Return a flag's default as the help shows it; "" for none that is worth showing."""
+    if isinstance(default, bool) or default is argparse.SUPPRESS:
+        return ""
+    words = default if isinstance(default, list) else [default]
+    shown = []
+    for word in words:
+        if not isinstance(word, (int, float, str)):
+            return ""
+        shown.append(f"{word:g}" if isinstance(word, float) else str(word))
+    return " ".join(shown)
 
 
 def add_tile_flags(add: Callable[..., Any]) -> None:
@@ -235,6 +244,24 @@ class _Refused(argparse.Action):
 
 SHOWN_NAMES = 20
 MAX_DIGITS = 9  # of an index
+
+
+def check_image_size(sides: Sequence[int]) -> None:
+    """Raise ValueError if a side of --imgsz, in pixels, is out of range."""
+    if not all(SMALLEST_IMAGE <= side <= LARGEST_IMAGE for side in sides):
+        raise ValueError(f"--imgsz {' '.join(map(str, sides))}: {IMAGE_SIZES}")
+
+
+def check_threshold(flag: str, value: float) -> None:
+    """Raise ValueError if a threshold of scores or of IoU is out of range."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{flag} {value}: choose a threshold from 0 to 1")
+
+
+def check_lowest(flag: str, value: int, lowest: int) -> None:
+    """Raise ValueError if a number is below the lowest that is allowed."""
+    if value < lowest:
+        raise ValueError(f"{flag} {value}: choose {lowest} or more")
 
 
 def class_ids(given: Sequence[int | str], names: Sequence[str], owner: str) -> list[int]:

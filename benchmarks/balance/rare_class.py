@@ -83,7 +83,7 @@ def write_thinned(options: argparse.Namespace) -> tuple[Path, str, str]:
     """Write the data YAML of the thinned data; return its path, the class, and what it has."""
     spec = open_data(options.data, splits=("train", "val"))
     (class_id,) = class_ids([options.rare], spec.names, options.data)
-    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    labels, _ = read_split(spec, "train", cache_dir="", progress=False)
     images = thinned(labels, class_id, options.keep, options.thin_seed)
     rest = labels.subset(images)
 

@@ -19,7 +19,7 @@ from data.augment.transforms import Transforms, read_transforms
 from data.augment.transforms.pipeline import Targets
 from data.formats.base import ListedImage
 from data.formats.yolo_txt import YoloText, label_path
-from utils.flags import FlagParser
+from utils.flags import FlagParser, check_image_size, check_lowest
 from utils.images.decode import read_image
 from utils.images.letterbox import Image, base_sizes, draw_letterboxed, place
 from utils.images.opencv import cv2
@@ -69,10 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 def check_args(args: Namespace) -> None:
     """Raise ValueError for a value that is not allowed."""
-    if not 32 <= args.imgsz <= 8192:
-        raise ValueError(f"--imgsz {args.imgsz}: choose 32 to 8192 pixels")
-    if args.seed < 0:
-        raise ValueError(f"--seed {args.seed}: choose 0 or more")
+    check_image_size([args.imgsz])
+    check_lowest("--seed", args.seed, 0)
     if args.out.suffix.lower() not in (".jpg", ".jpeg", ".png"):
         raise ValueError(f"--out {args.out}: choose a name that ends with .jpg or .png")
     if not args.out.parent.is_dir():

@@ -36,7 +36,7 @@ from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch
 from data.balance.draws import Draws
 from data.labels import Labels
 from utils.boxes import IGNORE_CLASS
-from utils.images.letterbox import Letterbox, Placement, Region, base_sizes, place, placed
+from utils.images.letterbox import Letterbox, Placement, Region, base_sizes, canvas_region, place
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
 MAX_COPY_OVERLAP = 0.30
@@ -181,7 +181,7 @@ class Planner:
     ) -> Patch:
         """Return a patch placed on the canvas, shrunk if the canvas is smaller."""
         x1, y1, x2, y2 = region
-        target = placed((x2 - x1, y2 - y1), size, at)
+        target = canvas_region((x2 - x1, y2 - y1), size, at)
         return Patch(index, region, rectangle_to_rectangle(region, target), target)
 
     def _single(
@@ -211,18 +211,18 @@ class Planner:
         x, y = random.uniform(0.5 * side, 1.5 * side, 2).astype(int).tolist()
         partners = self._others(random, 3)
         samples = random.permutation(np.array([index, *partners]))
-        placed = []
+        quadrants = []
         for quadrant, sample in enumerate(samples.tolist()):
             image, region = self._crop(random, sample)
-            placed.append(self._quadrant(image, region, quadrant, x, y))
+            quadrants.append(self._quadrant(image, region, quadrant, x, y))
 
         copies: list[tuple[int, Patch]] = []
         if self.augmentation.copy_paste > 0:
-            copies = self._copies(random, placed)
+            copies = self._copies(random, quadrants)
 
         # The canvas is a random window of the double canvas.
         window = random_matrix(random, self.augmentation, (side, side), size)
-        patches = [self._moved_patch(patch, window, size) for patch in placed]
+        patches = [self._moved_patch(patch, window, size) for patch in quadrants]
         moved_copies = []
         for row, copy in copies:
             moved = Patch(copy.index, copy.region, window @ copy.matrix)
@@ -304,7 +304,7 @@ class Planner:
         return Patch(patch.index, region, rectangle_to_rectangle(region, target), target)
 
     def _copies(
-        self, random: np.random.Generator, placed: Sequence[Patch]
+        self, random: np.random.Generator, patches: Sequence[Patch]
     ) -> list[tuple[int, Patch]]:
         """Return (row, mirrored patch) of the polygon objects to copy.
 
@@ -317,7 +317,7 @@ class Planner:
 
         # The visible boxes of all objects on the double canvas, where patches are only shifted.
         occupied = [np.zeros((0, 4))]
-        for patch in placed:
+        for patch in patches:
             boxes = self._base_boxes(self.labels.rows(patch.index), patch.index)
             shift = np.tile(patch.matrix[:2, 2], 2)
             boxes = clipped_boxes(boxes, patch.region) + shift
@@ -325,7 +325,7 @@ class Planner:
         existing = np.concatenate(occupied)
 
         copies = []
-        for patch in placed:
+        for patch in patches:
             rows = self.labels.rows(patch.index)
             wanted = random.random(rows.stop - rows.start) < self.augmentation.copy_paste
             chosen = np.flatnonzero(wanted & ~self.labels.crowd[rows])

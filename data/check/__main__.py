@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import torch
 
 from data.check.command_line import (
-    ALLOWED_SIZES,
     add_flags,
     check_flags,
     choices_of,
@@ -28,7 +27,7 @@ from data.check.command_line import (
 from data.check.findings import Diagnosis
 from data.splits import open_dataset
 from utils.distributed.world import World
-from utils.flags import FlagParser
+from utils.flags import IMAGE_SIZES, FlagParser
 from utils.outputs.interrupts import end_on_signals
 from utils.terminal import print_lines, run_and_exit
 
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     args = parse_args(arguments)
     check_flags(args)
     if args.imgsz == 0:
-        raise ValueError(f"--imgsz 0: {ALLOWED_SIZES}")
+        raise ValueError(f"--imgsz 0: {IMAGE_SIZES}")
     dataset = open_dataset(
         args.data,
         (),

@@ -12,13 +12,12 @@ from data.layouts import Choices
 from data.splits import Dataset
 from utils.files.folders import cache_folder, require_writable
 from utils.files.writers import write_json, write_text
-from utils.flags import FlagParser
+from utils.flags import FlagParser, check_image_size, check_lowest
 from utils.printable import printable
 from utils.report import begins_with_mark
 from utils.terminal import print_lines
 
 MARKS = {"--json": b'{\n "format": ', "--html": b"<title>Data check: "}
-ALLOWED_SIZES = "choose 32 to 8192 pixels"
 
 
 def add_flags(parser: FlagParser) -> None:
@@ -36,10 +35,9 @@ def add_flags(parser: FlagParser) -> None:
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range, or a file that cannot be written."""
-    if args.imgsz and not 32 <= args.imgsz <= 8192:
-        raise ValueError(f"--imgsz {args.imgsz}: {ALLOWED_SIZES}")
-    if args.shown < 0:
-        raise ValueError(f"--shown {args.shown}: choose 0 or more")
+    if args.imgsz:
+        check_image_size([args.imgsz])
+    check_lowest("--shown", args.shown, 0)
     for flag, name in (("--json", args.json), ("--html", args.html)):
         if not name:
             continue

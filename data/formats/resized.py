@@ -44,10 +44,10 @@ def fit_rows(
         reason = f"labels of {stated} turned with the image (EXIF orientation {orientation})"
         return Fitted(turned, LABELS_TURNED, reason)
 
-    scale_x = actual[0] / declared[0]
-    scale_y = actual[1] / declared[1]
     if not _same_ratio(declared, actual):
         return None
+    scale_x = actual[0] / declared[0]
+    scale_y = actual[1] / declared[1]
     scaled = [row_scaled(row, scale_x, scale_y) for row in rows]
     reason = f"labels of {stated} scaled by {(scale_x + scale_y) / 2:.4g}"
     return Fitted(scaled, LABELS_RESIZED, reason)

@@ -281,14 +281,14 @@ def label_path(image_path: str | Path) -> str:
     '/a/b/1.txt'
     """
     stem = os.path.splitext(image_path)[0]
-    before, images, after = stem.rpartition(f"{os.sep}images{os.sep}")
-    if images:
+    before, separator, after = stem.rpartition(f"{os.sep}images{os.sep}")
+    if separator:
         return f"{before}{os.sep}labels{os.sep}{after}.txt"
 
     for images in ("Images", "IMAGES"):
-        before, found, after = stem.rpartition(f"{os.sep}{images}{os.sep}")
+        before, separator, after = stem.rpartition(f"{os.sep}{images}{os.sep}")
         for labels in ("Labels", "LABELS", "labels"):
-            if found and os.path.isdir(f"{before}{os.sep}{labels}"):
+            if separator and os.path.isdir(f"{before}{os.sep}{labels}"):
                 return f"{before}{os.sep}{labels}{os.sep}{after}.txt"
     return f"{stem}.txt"
 
@@ -441,9 +441,10 @@ def _excerpt(tokens: list[bytes]) -> str:
 
 def _is_number(token: bytes) -> bool:
     try:
-        return b"_" not in token and float(token) is not None
+        float(token)
     except ValueError:
         return False
+    return b"_" not in token  # which float() accepts between digits
 
 
 def _class_index(value: float, num_classes: int, where: str) -> int:

@@ -13,9 +13,8 @@ from torch.nn.functional import pad
 
 from models.detector import Detector
 from models.export.metadata import ExportedModel, Suppression
+from models.nms import MAX_CANDIDATES
 from utils.distributed.precision import widest_float
-
-MAX_CANDIDATES = 3000  # per image, as in models/nms.py
 
 
 @dataclass(frozen=True)

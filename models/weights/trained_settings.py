@@ -16,12 +16,10 @@ from models.export.metadata import (
     checked_tile,
     whole_number,
 )
+from utils.flags import LARGEST_IMAGE, SMALLEST_IMAGE
 from utils.images.tiles import DEFAULT_OVERLAP
 from utils.log import Say
 from utils.printable import printable
-
-SMALLEST_IMAGE = 32  # pixels: the limits of --imgsz
-LARGEST_IMAGE = 8192
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_other_classes_are_in_front_and_numbers_of_labels_follow(tiny_data, tmp_
         cache_dir=str(tmp_path),
     )
     dataset.choose_classes(["square", "bar"])
-    dataset.append_to(["disc", "fox"])
+    dataset.prepend_classes(["disc", "fox"])
     labels = dataset.read("train", leave_out_emptied=True)
     assert dataset.names == ["disc", "fox", "square", "bar"]
     assert dataset.own_names == ["square", "bar"]
@@ -191,16 +191,16 @@ def test_other_classes_are_in_front_and_numbers_of_labels_follow(tiny_data, tmp_
 
 def test_labels_without_rows_and_without_others(tiny_data, tmp_path):
     labels = read(tiny_data, tmp_path)[0].labels["train"]
-    nothing = labels.subset([]).appended_to(1)
+    nothing = labels.subset([]).with_classes_before(1)
     assert (len(nothing), len(nothing.classes), len(nothing.category_ids)) == (0, 0, 4)
-    assert labels.appended_to(0).digest() == labels.digest()
+    assert labels.with_classes_before(0).digest() == labels.digest()
 
 
 def test_classes_that_both_have_are_refused(tiny_data, tmp_path):
     dataset, _ = read(tiny_data, tmp_path, "bar")
-    dataset.append_to([])
+    dataset.prepend_classes([])
     assert dataset.names == ["bar"]
-    dataset.append_to(["disc"])  # of the data, but not chosen
+    dataset.prepend_classes(["disc"])  # of the data, but not chosen
     sentence = "--add-classes: .* has bar, which the model has already; name new classes only, or"
     with pytest.raises(ValueError, match=sentence):
-        dataset.append_to(["disc", "bar"])
+        dataset.prepend_classes(["disc", "bar"])

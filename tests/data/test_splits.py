@@ -82,9 +82,7 @@ def test_error_of_empty_split_names_it(tmp_path, rows, message):
     (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a]\n")
     spec = open_data(str(tmp_path / "data.yaml"))
     with pytest.raises(ValueError, match=f"^'val' of {tmp_path}/data.yaml: {message}"):
-        splits.read_split(
-            spec, "val", single=False, cache_dir=str(tmp_path / "cache"), progress=False
-        )
+        splits.read_split(spec, "val", cache_dir=str(tmp_path / "cache"), progress=False)
 
 
 def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
@@ -97,7 +95,7 @@ def test_user_without_home_folder_gets_no_cache(tiny_data, monkeypatch):
     monkeypatch.setattr(Path, "home", no_home)
     assert splits.cache_folder("") is None
     spec = open_data(str(tiny_data))
-    labels, report = splits.read_split(spec, "train", single=False, cache_dir="", progress=False)
+    labels, report = splits.read_split(spec, "train", cache_dir="", progress=False)
     assert len(labels) == 8
     assert report.cache == "not cached: no home folder, and no --cache-dir"
 

@@ -22,7 +22,7 @@ from training.check.predictions import detect
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
-from utils.flags import FlagParser, add_tile_flags
+from utils.flags import FlagParser, add_tile_flags, check_lowest, check_threshold
 from utils.outputs.interrupts import end_on_signals
 from utils.printable import printable
 from utils.terminal import print_lines, run_and_exit
@@ -106,14 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
 
 def check_own_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range."""
-    for flag, value, lowest in (
-        ("--batch-size", args.batch_size, 1),
-        ("--workers", args.workers, 0),
-    ):
-        if value < lowest:
-            raise ValueError(f"{flag} {value}: choose {lowest} or more")
-    if not 0 <= args.iou_thres <= 1:
-        raise ValueError(f"--iou-thres {args.iou_thres}: choose a threshold from 0 to 1")
+    check_lowest("--batch-size", args.batch_size, 1)
+    check_lowest("--workers", args.workers, 0)
+    check_threshold("--iou-thres", args.iou_thres)
 
 
 def run_script(arguments: Sequence[str] | None = None) -> None:

@@ -261,9 +261,9 @@ def image_scores(labels: Boxes, detections: Boxes, ranked: Iterable[Ranked], ima
     """
     surest = np.zeros(images)
     for faults in ranked:
-        of_label = labels.images[np.maximum(faults.labels, 0)] if len(labels) else faults.labels
+        image = np.empty(len(faults.labels), np.int64)
         is_missing = faults.labels < 0
-        image = np.array(of_label)
         image[is_missing] = detections.images[faults.detections[is_missing]]
+        image[~is_missing] = labels.images[faults.labels[~is_missing]]
         np.maximum.at(surest, image, faults.scores)
     return surest

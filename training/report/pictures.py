@@ -18,7 +18,7 @@ from utils.images.letterbox import Region, resized
 from utils.images.opencv import cv2
 from utils.images.tiles import clip
 from utils.metrics.errors import ERROR_KINDS, ErrorKinds, ErrorPicture, worst_pictures
-from utils.metrics.records import Detections, GroundTruth
+from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth
 
 MAX_PICTURES = 160
 MAX_BYTES = 5 * 2**20  # of all pictures in the page
@@ -29,7 +29,6 @@ MIN_REGION = 96  # pixels of the image that a picture shows at least
 MARGIN = 0.6  # around the boxes, as a share of their longer side
 WIDE = 4 / 3  # width by height of a picture
 JPEG_QUALITY = 72
-SHOWN_CONFIDENCE = 0.25  # lowest score of a detection in the picture, besides the worst one
 
 
 def error_pictures(

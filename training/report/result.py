@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from data.labels import Labels
 from training.report.pictures import error_pictures
 from utils.metrics import calibration_bins, class_rows, size_bins
+from utils.metrics.confusion import IOU
 from utils.metrics.evaluation import Evaluation
+from utils.metrics.records import SHOWN_CONFIDENCE
 from utils.printable import counted
 
-CONFUSION_CONFIDENCE = 0.25  # as in confusion_matrix.png
-CONFUSION_IOU = 0.45
 CURVE_POINTS = 101  # of a curve in the page: one for each hundredth
 
 
@@ -77,8 +77,8 @@ def confusion_values(evaluation: Evaluation) -> dict[str, Any]:
     predicted, true = np.nonzero(counts)
     cells = np.stack([predicted, true, counts[predicted, true]], 1)
     return {
-        "confidence": CONFUSION_CONFIDENCE,
-        "iou": CONFUSION_IOU,
+        "confidence": SHOWN_CONFIDENCE,
+        "iou": IOU,
         "cells": cells.tolist(),
     }
 

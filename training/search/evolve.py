@@ -182,7 +182,7 @@ class Search:
             name=f"generations/{number}",
             exist_ok=True,
             noplots=True,
-            resume=self._checkpoint(number),
+            resume=self._prepare_run_folder(number),
         )
         trial = Trial(continue_with=self.command)
         if number == 0:
@@ -202,10 +202,11 @@ class Search:
         )
         return config, replace(trial, hyp=next_hyp(self.generations, config.seed, fixed=fixed))
 
-    def _checkpoint(self, number: int) -> str:
+    def _prepare_run_folder(self, number: int) -> str:
         """Return the checkpoint that a generation resumes from; "" to start it.
 
-        If the process was killed after a training, and before its row was written, it starts again.
+        If the process was killed after a training, and before its row was written, the run folder
+        is removed, and the training starts again.
         """
         checkpoint = ""
         if self.world.is_main:

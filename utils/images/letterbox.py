@@ -5,7 +5,7 @@ resized to the training size, *canvas* pixels. A size is (width, height); a canv
 width), as in arrays.
 
 A letterbox names where the image lies on the canvas: in the center, or at the top left, where some
-other projects put it. `placed` is the one place that computes it.
+other projects put it. `canvas_region` is the one place that computes it.
 
 Both data/ (loading) and models/ (prediction) use this module, because they must place images
 identically and do not import each other.
@@ -74,7 +74,7 @@ def place(
     >>> place((640, 480), (320, 240), (320, 320))
     Placement(scale_xy=array([0.5, 0.5]), shift_xy=array([ 0., 40.]))
     """
-    x1, y1, x2, y2 = placed(base_size, canvas, at)
+    x1, y1, x2, y2 = canvas_region(base_size, canvas, at)
     drawn_size = np.array([x2 - x1, y2 - y1])
 
     # From image to base pixels, and from these to canvas pixels.
@@ -84,14 +84,16 @@ def place(
     return Placement(base_scale * canvas_scale, shift)
 
 
-def placed(base_size: tuple[int, int], canvas: tuple[int, int], at: Letterbox = "center") -> Region:
+def canvas_region(
+    base_size: tuple[int, int], canvas: tuple[int, int], at: Letterbox = "center"
+) -> Region:
     """Return the canvas region of a base image.
 
     An image that does not fit is shrunk, to at least 1 px per side.
 
-    >>> placed((320, 239), (320, 320)), placed((320, 240), (160, 160))
+    >>> canvas_region((320, 239), (320, 320)), canvas_region((320, 240), (160, 160))
     ((0, 40, 320, 279), (0, 20, 160, 140))
-    >>> placed((320, 239), (320, 320), "top_left")
+    >>> canvas_region((320, 239), (320, 320), "top_left")
     (0, 0, 320, 239)
     """
     base_width, base_height = base_size
@@ -153,7 +155,7 @@ def draw_letterboxed(
 ) -> None:
     """Draw the resized image on a canvas [H, W, 3], the rest gray, in place."""
     canvas[:] = GRAY
-    x1, y1, x2, y2 = placed(base_size, canvas.shape[:2], at)
+    x1, y1, x2, y2 = canvas_region(base_size, canvas.shape[:2], at)
     canvas[y1:y2, x1:x2] = resized(image, x2 - x1, y2 - y1)
 
 

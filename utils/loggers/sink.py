@@ -175,10 +175,11 @@ class Loggers:
         self._step = kept.last_step
         self._step_offset = max(self._step - event.step, 0)
 
+        config = {flag: encodable(value) for flag, value in event.config.items()}
         for name, logger in self._loggers.items():
             run = LoggedRun(
                 event.folder,
-                {name: encodable(value) for name, value in event.config.items()},
+                config,
                 event.hyp,
                 self._account,
                 resumed=resumed,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from utils.metrics.matching import AREA_RANGES, match_detections
-from utils.metrics.records import Detections, GroundTruth, Ids
+from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth, Ids
 
-SHOWN_CONFIDENCE = 0.25  # lowest score of a detection that is drawn, and of detect.py
 NUM_BINS = 20
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from utils.metrics.matching import Pairs, overlapping_pairs
-from utils.metrics.records import Detections, GroundTruth, Ids
+from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth, Ids
+
+IOU = 0.45  # lowest IoU of a match
 
 
 def confusion_matrix(
@@ -13,8 +15,8 @@ def confusion_matrix(
     detections: Detections,
     *,
     class_ids: Ids,
-    confidence: float = 0.25,
-    iou: float = 0.45,
+    confidence: float = SHOWN_CONFIDENCE,
+    iou: float = IOU,
 ) -> np.ndarray:
     """Return the confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
 

@@ -38,11 +38,6 @@ class OperatingCurves:
     precision_at_best: np.ndarray  # float64 [K]
     recall_at_best: np.ndarray  # float64 [K]
 
-    @property
-    def ap50(self) -> np.ndarray:
-        """Return COCO's AP at IoU 0.5 of each class, float64 [K]."""
-        return self.pr_precision.mean(axis=1)
-
     def drawn(self) -> tuple[np.ndarray, ...]:
         """Return the curves as `plot_curves` takes them: NaN for classes without ground truth.
 

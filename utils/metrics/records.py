@@ -13,6 +13,8 @@ import numpy as np
 
 Ids = Sequence[int] | np.ndarray
 
+SHOWN_CONFIDENCE = 0.25  # lowest score of a detection in pictures and counts, as in detect.py
+
 
 @dataclass(frozen=True)
 class GroundTruth:

@@ -99,7 +99,8 @@ class OutputNames:
 
     def _stem(self, frame: Frame, suffix: str, *, keep_suffix: bool) -> str:
         name = path_inside(frame.name, self._reserved)
-        owner = (frame.name, frame.number is not None)
+        is_video = frame.number is not None
+        owner = (frame.name, is_video)
         if any(folder in self._owners for folder in folders_of(name.casefold())):
             name = name.replace("/", "_")  # a file has the name of its folder
 
@@ -110,22 +111,21 @@ class OutputNames:
         for candidate in itertools.chain((without_suffix, name), numbered):
             path = (candidate + suffix).casefold()  # some file systems ignore case
             if self._owners.get(path) == owner:
-                break
+                return candidate
+
             is_own_name = path == name.casefold()  # the picture a.jpg of the image a.jpg
             lacks_suffix = candidate == without_suffix and not is_own_name
             if lacks_suffix and must_keep_suffix:
                 continue
             if path in self._inputs and not is_own_name:  # the picture of another image
                 continue
-            if (
-                path not in self._owners
-                and path not in self._folders
-                and self._claim(candidate.casefold(), owner[1])
-            ):
+            if path in self._owners or path in self._folders:
+                continue
+            if self._claim(candidate.casefold(), is_video):
                 self._owners[path] = owner
                 self._folders.update(folders_of(path))
-                break
-        return candidate
+                return candidate
+        raise AssertionError("unreachable: the numbers never end")
 
     def _claim(self, candidate: str, is_video: bool) -> bool:
         """Return whether a name is free, and claim it.

@@ -205,7 +205,8 @@ def _annotations(entry: Any, place: str, labeled: set[str]) -> list[Annotation]:
     if not keys or "from_id" in region:
         return []  # such as a choice for the whole image, a text, a relation of two regions
 
-    labels = texts_of(value, next((key for key in keys if value[key]), keys[0]))
+    filled = [key for key in keys if value[key]]
+    labels = texts_of(value, (filled or keys)[0])
     points, shape = _outline(value, region)
     return [Annotation(label, points, place, shape) for label in labels]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from models.export.graph import MAX_CANDIDATES
 from models.export.metadata import NMS_OUTPUTS, RAW_OUTPUTS, Suppression
+from models.nms import MAX_CANDIDATES
 from utils.optional_packages import import_optional
 
 PREFIX = "nms_"  # of all names, so that none is taken

@@ -12,9 +12,9 @@ from utils.images.letterbox import (
     CanvasShapes,
     Placement,
     base_sizes,
+    canvas_region,
     draw_letterboxed,
     place,
-    placed,
     resized,
 )
 
@@ -132,8 +132,8 @@ def test_flattened_placement_round_trip():
 def test_regions_by_hand(base, canvas, region):
     """The default is the center. At the top left they have the same sides."""
     x1, y1, x2, y2 = region
-    assert placed(base, canvas) == placed(base, canvas, "center") == region
-    assert placed(base, canvas, "top_left") == (0, 0, x2 - x1, y2 - y1)
+    assert canvas_region(base, canvas) == canvas_region(base, canvas, "center") == region
+    assert canvas_region(base, canvas, "top_left") == (0, 0, x2 - x1, y2 - y1)
 
 
 @each_letterbox
@@ -207,7 +207,7 @@ def test_images_at_the_top_left_are_placed_as_by_rtmdet(name, most, mean):
     size = (image.shape[1], image.shape[0])
     base = base_size(size, side)
     height, width = arrays[f"{name}/resized_hw"].tolist()
-    assert placed(base, (side, side), "top_left") == (0, 0, width, height)
+    assert canvas_region(base, (side, side), "top_left") == (0, 0, width, height)
 
     scale, shift = place(size, base, (side, side), "top_left")
     assert scale.tolist() == arrays[f"{name}/scale_factor_wh"].tolist()

@@ -146,7 +146,7 @@ class TestOperatingCurves:
         assert curves.precision_at_best == pytest.approx([2 / 3])
         assert curves.recall_at_best == pytest.approx([1])
         # precision 1 up to recall .5 (51 points), then 2/3 (50 points)
-        assert curves.ap50 == pytest.approx([(51 + 50 * 2 / 3) / 101])
+        assert curves.pr_precision.mean(1) == pytest.approx([(51 + 50 * 2 / 3) / 101])
 
     def test_detection_with_score_equal_to_confidence_counts(self):
         truth = truths((0, 0, [0, 0, 10, 10], False))
@@ -170,10 +170,9 @@ class TestOperatingCurves:
         truth, detections = draw(2)
         curves = operating_curves(truth, detections, image_ids=range(6), class_ids=range(4))
         result = evaluate_boxes(truth, detections, image_ids=range(6), class_ids=range(4))
-        assert curves.mean(curves.ap50) == pytest.approx(result.stats["AP50"], abs=1e-12)
-        assert curves.ap50[:3] == pytest.approx(
-            [result.per_class[k]["AP50"] for k in range(3)], abs=1e-12
-        )
+        ap50 = curves.pr_precision.mean(1)
+        assert curves.mean(ap50) == pytest.approx(result.stats["AP50"], abs=1e-12)
+        assert ap50[:3] == pytest.approx([result.per_class[k]["AP50"] for k in range(3)], abs=1e-12)
 
     def test_best_confidence_maximizes_smoothed_mean_f1(self):
         truth, detections = draw(3)
