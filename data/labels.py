@@ -108,6 +108,11 @@ class Labels:
         index = range(len(self))[index]
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
+    @property
+    def row_images(self) -> np.ndarray:
+        """The image of each row, int64 [N]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
     def row_points(self, row: int) -> np.ndarray:
         """Return the polygon of one row, float32 [k, 2]; k is 0 for a plain box."""
         row = range(len(self.classes))[row]
@@ -160,7 +165,7 @@ class Labels:
         float64 [boxes, 2] in pixels, without ignore regions.
         """
         image_scale = image_size / self.sizes.max(1)  # [M]
-        scale = np.repeat(image_scale, np.diff(self.offsets))  # [N]
+        scale = image_scale[self.row_images]  # [N]
         resized = self.boxes_xywh[:, 2:] * scale[:, None]
         return resized[~self.crowd]
 
@@ -173,14 +178,14 @@ class Labels:
 
     def boxes_cxcywh_norm(self) -> np.ndarray:
         """Return center x, center y, width, height of all boxes, in fractions of images: [N, 4]."""
-        sizes = np.repeat(self.sizes, np.diff(self.offsets), 0)  # of each box's image, [N, 2]
+        sizes = self.sizes[self.row_images]  # of each box's image, [N, 2]
         boxes: np.ndarray = self.boxes_xywh / np.tile(sizes, 2)
         boxes[:, :2] += boxes[:, 2:] / 2  # corner to center
         return boxes
 
     def ground_truth(self) -> GroundTruth:
         """Return the boxes in the format of the evaluator."""
-        image_ids = np.repeat(self.image_ids, np.diff(self.offsets))
+        image_ids = self.image_ids[self.row_images]
         classes = self.classes.astype(np.int64)
         return GroundTruth(image_ids, classes, self.boxes_xywh, self.areas, self.crowd)
 

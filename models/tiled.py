@@ -20,9 +20,10 @@ from models.image_inputs import ChannelOrder
 from models.nms import MAX_CANDIDATES
 from models.predict import Predictor, size_of
 from utils.distributed.world import World
+from utils.images.boxes import box_areas, clip_boxes
 from utils.images.detections import ImageDetections
 from utils.images.letterbox import Region
-from utils.images.tiles import Tiling, clip, cut_by_tile
+from utils.images.tiles import Tiling, cut_by_tile
 from utils.stopwatch import Stopwatch
 
 Numbers = NDArray[np.float64]
@@ -291,17 +292,17 @@ class _TileBoxes:
             in_tile = self.tiles[parts] == tile
             own = parts[in_tile]
             own_boxes = self.boxes[own]
-            own_areas = _areas(own_boxes)[:, None]  # [N, 1]
+            own_areas = box_areas(own_boxes)[:, None]  # [N, 1]
 
             # The parts of whole boxes inside this tile.
-            visible = clip(self.boxes[whole], self.regions[tile])
-            is_near = _areas(visible) > 0
+            visible = clip_boxes(self.boxes[whole], self.regions[tile])
+            is_near = box_areas(visible) > 0
             near = whole[is_near]
             near_boxes = visible[is_near]
             intersection = _intersections(own_boxes, near_boxes)  # [N, M]
 
             # Inside this tile they overlap like boxes of one object,
-            union = own_areas + _areas(near_boxes) - intersection
+            union = own_areas + box_areas(near_boxes) - intersection
             is_same = intersection > self.iou * union
             # or the cut box lies in the whole one, whose tile shows all of it and beyond its cut.
             covered = intersection > self.iou * own_areas
@@ -352,10 +353,10 @@ class _TileBoxes:
                 continue
 
             # Overlap of the boxes inside both tiles.  [N, M]
-            own_boxes = clip(self.boxes[own], overlap)
-            other_boxes = clip(self.boxes[others], overlap)
+            own_boxes = clip_boxes(self.boxes[own], overlap)
+            other_boxes = clip_boxes(self.boxes[others], overlap)
             intersection = _intersections(own_boxes, other_boxes)
-            union = _areas(own_boxes)[:, None] + _areas(other_boxes) - intersection
+            union = box_areas(own_boxes)[:, None] + box_areas(other_boxes) - intersection
             overlaps = intersection > self.iou * union
 
             # Scores of one order of magnitude.  [N, M]
@@ -385,12 +386,6 @@ class _TileBoxes:
         """Return which pairs of boxes are of one kind, [N, M]."""
         same: Mask = self.kinds[one][:, None] == self.kinds[other]
         return same
-
-
-def _areas(boxes: Numbers) -> Numbers:
-    """Return the areas [N] of boxes [N, 4]."""
-    areas: Numbers = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
-    return areas
 
 
 def _intersections(one: Numbers, other: Numbers) -> Numbers:

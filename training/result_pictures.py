@@ -9,7 +9,7 @@ from data import Loader
 from data.labels import Labels
 from data.loader import Batch
 from data.sampler import EvaluationSampler
-from utils.images.tiles import clip
+from utils.images.boxes import clip_boxes
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.records import SHOWN_CONFIDENCE, Detections
 from utils.plots.pictures import BATCHES, Pictures
@@ -59,7 +59,7 @@ def _on_canvas(detections: Detections, batch: Batch, labels: Labels) -> NDArray[
 
         # The part of each box that is inside the region of the image, which is a tile or all of it.
         low, size = np.split(detections.boxes_xywh[shown], 2, axis=1)
-        boxes = clip(np.concatenate([low, low + size], 1), region)
+        boxes = clip_boxes(np.concatenate([low, low + size], 1), region)
         not_empty = (boxes[:, 2:] > boxes[:, :2]).all(1)
         shown = shown[not_empty]
 

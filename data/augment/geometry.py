@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from data.augment import polygons
 from data.augment.records import Augmentation, Matrix, Patch
+from utils.images.boxes import box_areas
 from utils.images.letterbox import Region
 
 MIN_SIDE = 2.0  # px that the sides of a kept box must exceed
@@ -82,20 +83,6 @@ def keep_mask(
     is_compact = longer / np.maximum(shorter, 1e-9) < MAX_ASPECT
     is_visible = width * height > share * whole
     return is_large & is_compact & is_visible
-
-
-def box_areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the areas of boxes [N, 4], 0 for one whose corners are swapped."""
-    width = (boxes[:, 2] - boxes[:, 0]).clip(0)
-    height = (boxes[:, 3] - boxes[:, 1]).clip(0)
-    return width * height
-
-
-def clipped_boxes(boxes: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
-    """Return the boxes [N, 4], clipped to the region."""
-    low = np.array(region[:2] * 2, np.float64)  # x1, y1, x1, y1
-    high = np.array(region[2:] * 2, np.float64)
-    return np.minimum(np.maximum(boxes, low), high)
 
 
 def hidden_share(boxes: NDArray[np.float64], cover: NDArray[np.float64]) -> NDArray[np.float64]:

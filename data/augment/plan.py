@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from data.augment import polygons
 from data.augment.geometry import (
-    box_areas,
-    clipped_boxes,
     flipped_boxes,
     hidden_share,
     keep_mask,
@@ -36,6 +34,7 @@ from data.augment.records import Augmentation, CanvasLayer, Matrix, Paste, Patch
 from data.balance.draws import Draws
 from data.labels import Labels
 from utils.boxes import IGNORE_CLASS
+from utils.images.boxes import box_areas, clip_boxes
 from utils.images.letterbox import Letterbox, Placement, Region, base_sizes, canvas_region, place
 
 MIN_AREA_BOX, MIN_AREA_POLYGON = 0.10, 0.01  # fraction of its area that must stay visible
@@ -320,7 +319,7 @@ class Planner:
         for patch in patches:
             boxes = self._base_boxes(self.labels.rows(patch.index), patch.index)
             shift = np.tile(patch.matrix[:2, 2], 2)
-            boxes = clipped_boxes(boxes, patch.region) + shift
+            boxes = clip_boxes(boxes, patch.region) + shift
             occupied.append(boxes[box_areas(boxes) > 0])
         existing = np.concatenate(occupied)
 
@@ -406,7 +405,7 @@ class Planner:
 
         # Rounding may have left them outside.
         height, width = size
-        boxes = clipped_boxes(boxes, (0, 0, width, height))
+        boxes = clip_boxes(boxes, (0, 0, width, height))
 
         # Drop what is hardly visible; of a crowd, any part counts.
         whole = box_areas(base_boxes) * area_factors

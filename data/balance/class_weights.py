@@ -14,7 +14,7 @@ def boxes_per_class(
     factors: how often it draws each image, [M]. Ignore regions are not counted.
     """
     is_box = ~labels.crowd
-    drawn = np.repeat(factors, np.diff(labels.offsets))
+    drawn = factors[labels.row_images]
     boxes = np.bincount(labels.classes[is_box], drawn[is_box], minlength=num_classes)
     return boxes.astype(np.float64)  # bincount of nothing has whole numbers
 

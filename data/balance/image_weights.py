@@ -51,7 +51,7 @@ def image_weights(labels: Labels, num_classes: int, ap: NDArray[np.float64]) -> 
 
     # The image and the class of each box.
     boxes = ~labels.crowd
-    images = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[boxes]
+    images = labels.row_images[boxes]
     classes = labels.classes[boxes]
     counts = np.bincount(classes, minlength=num_classes)
     if len(counts) > num_classes:

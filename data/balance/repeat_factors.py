@@ -74,5 +74,4 @@ def describe_factors(
 def _boxes(labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the image and the class of each box, without ignore regions, [K] each."""
     is_box = ~labels.crowd
-    images = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))
-    return images[is_box], labels.classes[is_box].astype(np.int64)
+    return labels.row_images[is_box], labels.classes[is_box].astype(np.int64)

@@ -134,7 +134,7 @@ def _outside(examined: Examined) -> Finding:
     chosen = []
     for split in examined.splits:
         labels = split.labels
-        sizes = np.repeat(labels.sizes, np.diff(labels.offsets), 0)
+        sizes = labels.sizes[labels.row_images]
         ends = labels.boxes_xywh[:, :2] + labels.boxes_xywh[:, 2:]
         beyond = np.maximum(-labels.boxes_xywh[:, :2], ends - sizes).max(1, initial=0)
         numbers = np.flatnonzero((beyond > OUTSIDE_PX) & ~labels.crowd)
@@ -158,7 +158,7 @@ def _tiny(examined: Examined) -> Finding:
     for split in examined.splits:
         labels = split.labels
         scale = examined.image_size / labels.sizes.max(1)
-        resized = labels.boxes_xywh[:, 2:] * np.repeat(scale, np.diff(labels.offsets))[:, None]
+        resized = labels.boxes_xywh[:, 2:] * scale[labels.row_images, None]
         short = np.minimum(labels.boxes_xywh[:, 2:], resized).min(1, initial=np.inf)
         numbers = np.flatnonzero((short < TINY_PX) & ~labels.crowd)
         count += len(numbers)
@@ -286,7 +286,7 @@ def _equal_pairs(split: Split) -> Iterator[tuple[Row, Row, float]]:
     labels = split.labels
     objects = np.flatnonzero(~labels.crowd)
     boxes = labels.boxes_xywh[objects]
-    image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[objects]
+    image_of = labels.row_images[objects]
     found = first_equal(boxes, image_of, SAME_IOU)
     firsts = objects[found.earlier]
     seconds = objects[found.box]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.augment.geometry import box_areas
 from data.augment.plan import MIN_AREA_BOX
 from data.labels import Labels, range_offsets
+from utils.images.boxes import box_areas, clip_boxes
 from utils.images.letterbox import Region
-from utils.images.tiles import Tiling, clip
+from utils.images.tiles import Tiling
 
 MIN_VISIBLE = 0.3  # fraction of its area
 
@@ -118,7 +118,7 @@ def _visible_rows(labels: Labels, by_image: Sequence[Sequence[Region]]) -> Visib
         min_share = np.where(labels.crowd[own], 0, MIN_AREA_BOX)
 
         for x1, y1, x2, y2 in regions:
-            visible = clip(whole, (x1, y1, x2, y2))
+            visible = clip_boxes(whole, (x1, y1, x2, y2))
             share = box_areas(visible) / np.maximum(box_areas(whole), 1e-9)
             kept = np.flatnonzero(share > min_share)
             rows.append(own.start + kept)

@@ -94,7 +94,7 @@ def compare(split: Split, detections: Detections, judged: Judged) -> Compared:
     """Return the labels of a split beside detections, which have the ids of its images."""
     labels = split.labels
     rows = np.flatnonzero(~labels.crowd)
-    image_of = np.repeat(np.arange(len(labels)), np.diff(labels.offsets))[rows]
+    image_of = labels.row_images[rows]
     outputs = judged.outputs_of(labels.classes[rows])
     boxes = Boxes(image_of, outputs, labels.boxes_xywh[rows], np.ones(len(rows)))
     found = Boxes(

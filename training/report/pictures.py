@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.labels import Labels
+from utils.images.boxes import clip_boxes
 from utils.images.decode import quiet_decoder, read_image
 from utils.images.letterbox import Region, resized
 from utils.images.opencv import cv2
-from utils.images.tiles import clip
 from utils.metrics.errors import ERROR_KINDS, ErrorKinds, ErrorPicture, worst_pictures
 from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth
 
@@ -244,7 +244,7 @@ def drawn_boxes(
     drawn: list[dict[str, Any]] = []
 
     def draw(box: NDArray[np.float64], title: str, *, truth: bool, main: bool) -> None:
-        x1, y1, x2, y2 = clip(box, region)
+        x1, y1, x2, y2 = clip_boxes(box, region)
         if x2 > x1 and y2 > y1:
             place = (np.array([x1, y1, x2, y2]) - corner) * scale
             drawn.append({"truth": truth, "main": main, "box": place.round(1), "title": title})

@@ -122,19 +122,6 @@ def open_tiling(tile: int, tile_overlap: float, tile_whole: bool) -> Tiling | No
     return Tiling(tile, tile_overlap, tile_whole)
 
 
-def clip(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
-    """Return the parts of boxes [..., 4] inside a region, in the same pixels.
-
-    Those of boxes outside the region have no area.
-
-    >>> clip(np.array([[-5.0, 2.0, 3.0, 20.0], [7.0, 0.0, 9.0, 1.0]]), (0, 0, 6, 10)).tolist()
-    [[0.0, 2.0, 3.0, 10.0], [6.0, 0.0, 6.0, 1.0]]
-    """
-    lowest = np.tile(region[:2], 2)  # [4]
-    highest = np.tile(region[2:], 2)
-    return boxes_xyxy.clip(lowest, highest)
-
-
 def cut_by_tile(
     boxes_xyxy: NDArray[np.float64], region: Region, size: tuple[int, int]
 ) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.augment.geometry import box_areas, clipped_boxes, keep_mask
+from data.augment.geometry import keep_mask
 from data.augment.plan import MIN_AREA_BOX
 from data.augment.transforms.file import Step, TransformFile, parse_transforms
 from data.augment.transforms.library import (
@@ -25,6 +25,7 @@ from data.augment.transforms.library import (
 )
 from data.augment.transforms.names import BOX_TRANSFORMS, BOXES_STAY, COVERING, ONE_OF, SOME_OF
 from utils.boxes import IGNORE_CLASS
+from utils.images.boxes import box_areas, clip_boxes
 from utils.images.letterbox import Image, draw_letterboxed, place
 from utils.printable import counted, one_line
 
@@ -252,7 +253,7 @@ def _moved(sample: Sample, boxes: NDArray[Any], shape: tuple[int, int]) -> Targe
     pixels = boxes[:, :4].astype(np.float64) * [width, height, width, height]
     whole = pixels
     region = (0, 0, width, height)
-    visible = clipped_boxes(pixels, region)
+    visible = clip_boxes(pixels, region)
     if shape != sample.size:
         placement = place((width, height), _fitted(shape, sample.size), sample.size)
         whole = placement.to_canvas(whole)

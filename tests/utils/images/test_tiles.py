@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from utils.images.tiles import Tiling, clip, cut_by_tile
+from utils.images.boxes import clip_boxes
+from utils.images.tiles import Tiling, cut_by_tile
 
 
 @pytest.mark.parametrize("overlap", [0, 0.1, 0.2, 0.5, 0.9])
@@ -69,7 +70,7 @@ def test_border_of_the_image_cuts_no_box():
 
 def test_empty_boxes():
     assert cut_by_tile(np.zeros((0, 4)), (0, 0, 5, 5), (9, 9)).shape == (0,)
-    assert clip(np.zeros((0, 4)), (0, 0, 5, 5)).shape == (0, 4)
+    assert clip_boxes(np.zeros((0, 4)), (0, 0, 5, 5)).shape == (0, 4)
 
 
 def test_tiling_as_text():
