@@ -249,8 +249,8 @@ def export(path: Path, args: Namespace, device: torch.device, say: Say) -> None:
     else:
         compared_images = drawn_images(writer.model, COMPARED_IMAGES)
 
-    # An 8-bit file is calibrated: images show the range of each map's values. It is judged by its
-    # loss of mAP.
+    # An 8-bit file is calibrated: images show the range of each map's values. What it loses is
+    # measured as mAP.
     calibration: list[Tensor] = []
     map_before = 0.0
     if images and args.int8:

@@ -671,7 +671,6 @@ def train_one_epoch(
     reports = StepReports(
         losses_of_epoch, state.schedule, log, epoch=sampler.epoch, first_batch=first_batch
     )
-    checkpoints.before_save = reports.flush
 
     for number, batch in enumerate(bar, sampler.first_batch):
         batch_of_run = first_batch + number
@@ -712,7 +711,7 @@ def train_one_epoch(
                 raise NonFiniteError(
                     describe_stuck(guard, where, advice, images_of_batch, loader.labels.path)
                 )
-            checkpoints.after_step(number + 1)
+            checkpoints.after_step(number + 1, before_save=reports.flush)
 
     reports.flush()
     state.progress.batch = sampler.batches_in(sampler.epoch)

@@ -274,19 +274,8 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         ),
         **tiles,
     )
-    if args.classes:
-        dataset.choose_classes(args.classes)
-    else:
-        chosen = first.choice_among(dataset.spec.names)
-        dataset.choose_classes(chosen, f"{paths[0]} was trained with --classes")
-    if absent := classes_before(first.names, dataset.own_names, dataset.spec.names):
-        dataset.prepend_classes(absent)
-        log.say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
+    choose_classes(dataset, paths[0], first, args.classes, log.say)
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
-    others = set(first.names).difference(dataset.names, dataset.spec.names)
-    if others and not dataset.single_class:
-        classes = counted(len(others), "class")
-        log.say(f"{dataset.file} does not have {classes} of the model, not evaluated")
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
@@ -384,6 +373,30 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
     for path, model in zip(paths, members, strict=True):
         world.require_same(path, f"{model.digest} {model.backend.precision}")
     return members
+
+
+def choose_classes(
+    dataset: Dataset, path: str, model: LoadedModel, given: Sequence[str], say: Say
+) -> None:
+    """Choose the classes of a data set that are evaluated; log those that only the model has.
+
+    path, model: the file and what it holds. given: of --classes; without them, the classes that the
+    model was trained on.
+    """
+    if given:
+        dataset.choose_classes(given)
+    else:
+        chosen = model.choice_among(dataset.spec.names)
+        dataset.choose_classes(chosen, f"{path} was trained with --classes")
+
+    absent = classes_before(model.names, dataset.own_names, dataset.spec.names)
+    if absent:
+        dataset.prepend_classes(absent)
+        say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
+    others = set(model.names).difference(dataset.names, dataset.spec.names)
+    if others and not dataset.single_class:
+        classes = counted(len(others), "class")
+        say(f"{dataset.file} does not have {classes} of the model, not evaluated")
 
 
 def combine_members(

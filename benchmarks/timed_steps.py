@@ -173,7 +173,7 @@ def train_through(
         world,
         accumulating,
         Schedule(
-            total=len(batches),
+            total_batches=len(batches),
             epochs=1,
             batch_size=accumulating.size,
             lr0=LEARNING_RATE,

@@ -9,7 +9,7 @@ from torch import Tensor
 class MultiScale:
     """Resizes a batch to 0.5 to 1.5 times its size, in multiples of the stride.
 
-    The size depends on (seed, step) only, so that every rank uses the same. It is at least two
+    The size depends on (seed, batch) only, so that every rank uses the same. It is at least two
     strides: with one, the feature map would be a single cell, from which BatchNorm cannot compute
     statistics if the batch holds one image.
     """
@@ -34,23 +34,23 @@ class MultiScale:
         strides = -(-largest // stride)  # rounded up
         return max(strides, 2) * stride
 
-    def size(self, step: int, side: int) -> int:
-        """Return the side of a square batch at a step, a multiple of the stride.
+    def size(self, batch: int, side: int) -> int:
+        """Return the side of the images of a batch, a multiple of the stride.
 
-        side: the batch's side before.
+        batch: its number in the run. side: its side before.
         """
         low = max(2, round(side * self.MIN_SCALE / self.stride))
         high = max(2, round(side * self.MAX_SCALE / self.stride))
-        random = np.random.Generator(np.random.Philox(key=[self.seed, step]))
+        random = np.random.Generator(np.random.Philox(key=[self.seed, batch]))
         return int(random.integers(low, high + 1)) * self.stride
 
-    def __call__(self, step: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and targets, resized to the step's size.
+    def __call__(self, batch: int, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images and targets, resized to the batch's size.
 
         images: [B, 3, S, S]. targets: [T, 6], image, class, x1, y1, x2, y2 in pixels.
         """
         side = images.shape[2]
-        new = self.size(step, side)
+        new = self.size(batch, side)
         boxes = targets[:, 2:] * (new / side)
         resized_targets = torch.cat([targets[:, :2], boxes], 1)
         resized = F.interpolate(images, (new, new), mode="bilinear", align_corners=False)

@@ -279,7 +279,7 @@ class Epoch:
             self.model,
             world,
             GlobalBatch(sampler.batch_size, world.size),
-            Schedule(total=BATCHES * 10, epochs=10, batch_size=sampler.batch_size),
+            Schedule(total_batches=BATCHES * 10, epochs=10, batch_size=sampler.batch_size),
             precision=precision,
             optimizer=optimizer,
             weight_decay=5e-4,

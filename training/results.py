@@ -5,8 +5,14 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-METRICS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
-SHORT = dict(zip(METRICS, ("P", "R", "mAP50", "mAP50-95"), strict=True))
+# Metrics, by their names in metrics.json: their columns, and their names in the log.
+COLUMN_OF = {
+    "precision": "metrics/precision",
+    "recall": "metrics/recall",
+    "AP50": "metrics/mAP_0.5",
+    "AP": "metrics/mAP_0.5:0.95",
+}
+SHORT = {"precision": "P", "recall": "R", "AP50": "mAP50", "AP": "mAP50-95"}
 
 
 def results_row(
@@ -14,7 +20,8 @@ def results_row(
 ) -> dict[str, float]:
     """Return the columns of results.csv between time and lr.
 
-    metrics, val_losses: empty if the epoch was not validated; their columns are then nan.
+    metrics, val_losses: empty if the epoch was not validated; their columns are then nan. metrics:
+    by their names in COLUMN_OF.
 
     >>> results_row({"box": 1.0}, {}, {})
     {'train/box_loss': 1.0, 'metrics/precision': nan, 'metrics/recall': nan,
@@ -22,7 +29,7 @@ def results_row(
     """
     nan = float("nan")
     trained = {f"train/{name}_loss": value for name, value in losses.items()}
-    measured = {f"metrics/{name}": metrics.get(name, nan) for name in METRICS}
+    measured = {column: metrics.get(name, nan) for name, column in COLUMN_OF.items()}
     validated = {f"val/{name}_loss": val_losses.get(name, nan) for name in losses}
     return {**trained, **measured, **validated}
 
@@ -39,8 +46,8 @@ def epoch_line(row: Mapping[str, float], epochs: int) -> str:
             losses.append(f"{term} {value:.4f}")
 
     metrics = ["not validated"]
-    if not math.isnan(row["metrics/mAP_0.5"]):
-        metrics = [f"{SHORT[name]} {row['metrics/' + name]:.4f}" for name in METRICS]
+    if not math.isnan(row[COLUMN_OF["AP50"]]):
+        metrics = [f"{SHORT[name]} {row[column]:.4f}" for name, column in COLUMN_OF.items()]
 
     width = len(str(epochs))
     epoch = f"{row['epoch']:>{width}}/{epochs}"

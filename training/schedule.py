@@ -1,4 +1,4 @@
-"""Learning rate, momentum and accumulation as pure functions of the step."""
+"""Learning rate, momentum and accumulation as pure functions of the batch's number."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Schedule:
     momentum rises from warmup_momentum, and accumulation from 1.
 
     Args:
-        total: batches in the whole run.
+        total_batches: in the whole run.
         epochs: epochs in the whole run.
         batch_size: images per batch, over all processes.
         nominal_batch: images per optimizer step, if they are more than one batch.
@@ -28,12 +28,12 @@ class Schedule:
         lrf: the last learning rate, as a fraction of lr0.
         cosine: whether the learning rate decays as half a cosine wave, or linearly.
         momentum: after warm-up.
-        warmup_epochs: length of the warm-up, which `warmup` limits.
+        warmup_epochs: length of the warm-up, which `warmup_batches` limits.
         warmup_momentum: at the first batch.
         warmup_bias_lr: learning rate of biases at the first batch.
     """
 
-    total: int
+    total_batches: int
     epochs: int
     batch_size: int
     nominal_batch: float = NOMINAL_BATCH
@@ -46,13 +46,13 @@ class Schedule:
     warmup_bias_lr: float = 0.1
 
     @property
-    def _batch(self) -> GlobalBatch:
+    def _global_batch(self) -> GlobalBatch:
         return GlobalBatch(self.batch_size, nominal=self.nominal_batch)
 
     @property
     def accumulate(self) -> int:
         """Batches per optimizer step, after warm-up."""
-        return self._batch.accumulate
+        return self._global_batch.accumulate
 
     @property
     def optimizer_steps(self) -> int:
@@ -61,54 +61,54 @@ class Schedule:
         Its epochs have the same length, to within one batch.
 
         >>> # 13 batches in an epoch: 4, 3, 3, 3
-        >>> Schedule(total=1300, epochs=100, batch_size=16).optimizer_steps
+        >>> Schedule(total_batches=1300, epochs=100, batch_size=16).optimizer_steps
         400
         """
-        edges = [epoch * self.total // self.epochs for epoch in range(self.epochs + 1)]
+        edges = [epoch * self.total_batches // self.epochs for epoch in range(self.epochs + 1)]
         return sum(_divide_up(last - first, self.accumulate) for first, last in pairwise(edges))
 
     @property
-    def warmup(self) -> int:
+    def warmup_batches(self) -> int:
         """Batches of warm-up: warmup_epochs, at least 100, at most a quarter of the run."""
         if self.warmup_epochs == 0:
             return 0
-        batches = round(self.warmup_epochs * self.total / self.epochs)
-        return min(max(batches, SHORTEST_WARMUP), self.total // 4)
+        batches = round(self.warmup_epochs * self.total_batches / self.epochs)
+        return min(max(batches, SHORTEST_WARMUP), self.total_batches // 4)
 
-    def decay(self, step: int) -> float:
+    def decay(self, batch: int) -> float:
         """Return the learning rate at a batch as a fraction of lr0, from 1 to lrf.
 
         Warm-up is left out.
         """
-        done = step / max(self.total, 1)
+        done = batch / max(self.total_batches, 1)
         if self.cosine:
             descent = (1 - math.cos(math.pi * done)) / 2  # from 0 to 1
             return descent * (self.lrf - 1) + 1
         return (1 - done) * (1 - self.lrf) + self.lrf
 
-    def _ramp(self, step: int, first: float, last: float) -> float:
+    def _ramp(self, batch: int, first: float, last: float) -> float:
         """Return a value at a batch that goes from `first` to `last` over the warm-up."""
-        if step >= self.warmup:
+        if batch >= self.warmup_batches:
             return last
-        return first + (last - first) * step / self.warmup
+        return first + (last - first) * batch / self.warmup_batches
 
-    def lr(self, step: int, group: str = "weight") -> float:
+    def lr(self, batch: int, group: str = "weight") -> float:
         """Return the learning rate of a group at a batch."""
         first = self.warmup_bias_lr if group == "bias" else 0.0
-        return self._ramp(step, first, self.lr0 * self.decay(step))
+        return self._ramp(batch, first, self.lr0 * self.decay(batch))
 
-    def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def apply(self, optimizer: torch.optim.Optimizer, batch: int) -> None:
         """Set every group's learning rate and momentum for a batch."""
         kind = kind_of(optimizer)
-        momentum = self._ramp(step, self.warmup_momentum, self.momentum)
+        momentum = self._ramp(batch, self.warmup_momentum, self.momentum)
         for group in optimizer.param_groups:
             like_group = group["name"] if kind.bias_warmup else "weight"
-            group["lr"] = self.lr(step, like_group)
+            group["lr"] = self.lr(batch, like_group)
             kind.set_momentum(group, momentum)
 
-    def _group_size(self, step: int) -> int:
+    def _group_size(self, batch: int) -> int:
         """Return how many batches make an optimizer step at a batch of the warm-up."""
-        batches = self._ramp(step, 1, self._batch.batches_to_nominal)
+        batches = self._ramp(batch, 1, self._global_batch.batches_to_nominal)
         return max(1, round(batches))
 
     def step_batches(self, first: int, last: int) -> set[int]:
@@ -118,18 +118,19 @@ class Schedule:
         dropped. After warm-up the epoch is split into groups of equal size, to within one batch,
         and of at most `accumulate` batches.
 
-        >>> sorted(Schedule(total=0, epochs=1, batch_size=16, warmup_epochs=0).step_batches(0, 13))
+        >>> schedule = Schedule(total_batches=0, epochs=1, batch_size=16, warmup_epochs=0)
+        >>> sorted(schedule.step_batches(0, 13))
         [2, 5, 8, 12]
         """
         group_ends = set()
         start = first  # of the present group
 
         # In warm-up a group ends when it has the size for its last batch.
-        for step in range(first, min(last, self.warmup)):
-            size = step - start + 1
-            if size >= self._group_size(step):
-                group_ends.add(step)
-                start = step + 1
+        for batch in range(first, min(last, self.warmup_batches)):
+            size = batch - start + 1
+            if size >= self._group_size(batch):
+                group_ends.add(batch)
+                start = batch + 1
 
         # The other batches make as few groups as `accumulate` allows, as even as they can be.
         remaining = last - start

@@ -40,7 +40,7 @@ from data.layouts import Choices
 from data.splits import open_dataset
 from models.loading import load_backend
 from training.check import ranking
-from training.check.judged import judge_of
+from training.check.known_classes import match_known_classes
 from training.check.predictions import detect
 from training.check.ranking import Boxes
 from utils.distributed.world import World
@@ -129,14 +129,14 @@ def read(planted: Path, weights: str, image_size: int, folder: str) -> Planted:
         choices=Choices(0.0),
     )
     model = load_backend(Path(weights), world.device)
-    backend, judged = judge_of(weights, model, dataset)
+    backend, known_classes = match_known_classes(weights, model, dataset)
     examined = read_data_set(dataset, image_size)
     compared = detect(
         backend,
         examined,
         dataset,
         world,
-        judged=judged,
+        known_classes=known_classes,
         image_size=image_size,
         canvas=None,
         batch_size=16,

@@ -43,7 +43,7 @@ def state_with(
         replica=Replica(model, world),
         ema=EMA(model),
         optimizer=optimizer,
-        schedule=Schedule(total=9, epochs=1, batch_size=64),
+        schedule=Schedule(total_batches=9, epochs=1, batch_size=64),
         scaler=torch.amp.GradScaler("cpu", enabled=False),
         guard=NonFiniteGuard(optimizer, [], CPU),
         autocast=autocast_for(torch.float32, CPU),

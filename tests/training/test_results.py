@@ -5,7 +5,7 @@ import math
 from training.results import epoch_line, results_row
 
 LOSSES = {"box": 0.5, "cls": 0.25}
-METRICS = {"precision": 0.1, "recall": 0.2, "mAP_0.5": 0.3, "mAP_0.5:0.95": 0.4}
+METRICS = {"precision": 0.1, "recall": 0.2, "AP50": 0.3, "AP": 0.4}
 VAL_LOSSES = {"box": 0.6, "cls": 0.7}
 
 

@@ -25,6 +25,7 @@ from tests.support.thread_ranks import run_ranks, thread_worlds
 from training import validation as validation_module
 from training.checkpoints.contents import read_checkpoint
 from training.checkpoints.preemption import InterruptedRunError, PreemptedExit
+from training.results import COLUMN_OF
 from training.settings.config import TrainConfig
 from training.validation import EpochValidation
 from utils.files import checkpoint_file
@@ -32,7 +33,7 @@ from utils.log import EpochEnded, RunLog
 from utils.metrics.evaluation import DEFAULT_FITNESS
 
 CRITERION = object()  # passed on to predict_split
-COLUMNS = {"precision": 0.1, "recall": 0.2, "mAP_0.5": 0.3, "mAP_0.5:0.95": 0.4}
+COLUMNS = {"precision": 0.1, "recall": 0.2, "AP50": 0.3, "AP": 0.4}
 
 
 class Events(list):
@@ -210,7 +211,7 @@ def test_row_and_line_of_a_validated_epoch(tmp_path):
     assert row == {
         "epoch": 1,
         "train/box_loss": 0.5,
-        **{f"metrics/{name}": value for name, value in COLUMNS.items()},
+        **{COLUMN_OF[name]: value for name, value in COLUMNS.items()},
         "val/box_loss": 0.6,
         "lr": 0.01,
     }
@@ -229,7 +230,7 @@ def test_epoch_without_validation_has_a_row_and_changes_no_metrics(tmp_path):
     assert (first["epoch"], second["epoch"]) == (1, 2)
     assert {name for name in second if math.isnan(second[name])} == {
         "val/box_loss",
-        *(f"metrics/{name}" for name in COLUMNS),
+        *COLUMN_OF.values(),
     }
     assert "not validated" in events[1][0].text
 

@@ -17,7 +17,7 @@ from data.check.findings import Diagnosis
 from data.splits import open_dataset
 from models.loading import canvas_for, load_backend
 from training.check.disagreements import check_labels, rank, rank_images
-from training.check.judged import judge_of
+from training.check.known_classes import match_known_classes
 from training.check.predictions import detect
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
@@ -58,7 +58,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     """Check as the command line says.
 
-    Raises ValueError as `open_dataset`, `load_backend`, `judge_of` and `show` do.
+    Raises ValueError as `open_dataset`, `load_backend`, `match_known_classes` and `show` do.
     """
     args = parse_args(arguments)
     check_flags(args)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         choices=choices_of(args),
         **model.tiles(args.tile, args.tile_overlap, args.tile_whole),
     )
-    backend, judged = judge_of(args.weights, model, dataset)
+    backend, known_classes = match_known_classes(args.weights, model, dataset)
     wanted = [args.imgsz] if args.imgsz else []
     image_size, canvas = canvas_for(backend, wanted, model.image_size)
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         examined,
         dataset,
         world,
-        judged=judged,
+        known_classes=known_classes,
         image_size=image_size,
         canvas=canvas,
         batch_size=args.batch_size,
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
         iou=args.iou_thres,
     )
     ranked = rank(compared)
-    diagnosis.findings += judged.findings() + check_labels(examined, compared, ranked)
+    diagnosis.findings += known_classes.findings() + check_labels(examined, compared, ranked)
     diagnosis.ranked_images = rank_images(compared, ranked)
     show(diagnosis, args)
     return diagnosis

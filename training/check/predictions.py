@@ -9,7 +9,7 @@ from data.check.reading import Examined, Split
 from data.labels import Labels
 from data.splits import Dataset
 from models.backends import Backend
-from training.check.judged import Judged
+from training.check.known_classes import KnownClasses
 from training.check.ranking import SAME_OBJECT, Boxes, largest_ious
 from training.evaluation import predict_split
 from utils.distributed.devices import loader_workers
@@ -40,7 +40,7 @@ def detect(
     dataset: Dataset,
     world: World,
     *,
-    judged: Judged,
+    known_classes: KnownClasses,
     image_size: int,
     canvas: tuple[int, int] | None,
     batch_size: int,
@@ -51,11 +51,11 @@ def detect(
     """Return the labels and the detections of each split.
 
     Args:
-        backend: the model, with the classes that are judged.
+        backend: the model, with the classes that are compared.
         examined: the data set.
         dataset: the same one, whose labels may be those of tiles.
         world: this process.
-        judged: the classes of the data set that the model knows.
+        known_classes: the classes of the data set that the model knows.
         image_size: long side of the images, in pixels.
         canvas: height and width, if the model takes one size only.
         batch_size: images per batch.
@@ -86,16 +86,16 @@ def detect(
             title=split.name,
         )
 
-        compared.append(compare(split, found.detections, judged))
+        compared.append(compare(split, found.detections, known_classes))
     return compared
 
 
-def compare(split: Split, detections: Detections, judged: Judged) -> Compared:
+def compare(split: Split, detections: Detections, known_classes: KnownClasses) -> Compared:
     """Return the labels of a split beside detections, which have the ids of its images."""
     labels = split.labels
     rows = np.flatnonzero(~labels.crowd)
     image_of = labels.row_images[rows]
-    outputs = judged.outputs_of(labels.classes[rows])
+    outputs = known_classes.outputs_of(labels.classes[rows])
     boxes = Boxes(image_of, outputs, labels.boxes_xywh[rows], np.ones(len(rows)))
     found = Boxes(
         _numbers_of(labels, detections.image_ids),
@@ -104,10 +104,10 @@ def compare(split: Split, detections: Detections, judged: Judged) -> Compared:
         detections.scores,
     )
 
-    is_judged = outputs >= 0
-    known = boxes.chosen(is_judged)
-    is_of_others = _lie_on(found, boxes.chosen(~is_judged), known)
-    return Compared(split, known, rows[is_judged], found.chosen(~is_of_others), judged.names)
+    is_known = outputs >= 0
+    known = boxes.chosen(is_known)
+    is_of_others = _lie_on(found, boxes.chosen(~is_known), known)
+    return Compared(split, known, rows[is_known], found.chosen(~is_of_others), known_classes.names)
 
 
 def _lie_on(detections: Boxes, others: Boxes, known: Boxes) -> np.ndarray:

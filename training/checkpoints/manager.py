@@ -72,9 +72,6 @@ class CheckpointManager:
         self.last = folder / "weights" / "last.pt"
         self.best = folder / "weights" / "best.pt"
 
-        # Called before each save, by all processes.
-        self.before_save: Callable[[], None] = lambda: None
-
         # Whether last.pt is of this run: resumed, or written since.
         self._saved = self.progress.epoch + self.progress.batch > 0
         self._last_before = file_state(self.last)  # an earlier run may have left a last.pt here
@@ -114,19 +111,23 @@ class CheckpointManager:
 
     # ---- within an epoch
 
-    def after_step(self, batch: int) -> None:
+    def after_step(self, batch: int, before_save: Callable[[], None] | None = None) -> None:
         """Save if it is due, and record the result of the background evaluation if it is done.
 
         batch: number of trained batches of the epoch; all their gradients are in the weights.
+        before_save: is called before a save, by all processes.
 
         Raises PreemptedExit, on all processes, after it has saved because of a signal.
         """
         save, all_idle = self.trigger.check()
         if save or all_idle:
             self.background.wait()
-        if save:
-            self.progress.batch = batch
-            self.save_mid_epoch()
+        if not save:
+            return
+        if before_save is not None:
+            before_save()
+        self.progress.batch = batch
+        self.save_mid_epoch()
 
     def save_mid_epoch(self) -> None:
         """Save within an epoch. Raises PreemptedExit if the reason is a signal."""
@@ -279,7 +280,6 @@ class CheckpointManager:
 
     def _entries(self) -> dict[str, Any]:
         """Return the entries of last.pt. A collective."""
-        self.before_save()
         self.progress.recorded = self.loggers.recorded(self.progress.recorded)
         return self.state.checkpoint(self.description).as_dict()
 

@@ -10,19 +10,19 @@ from utils.files.writers import write_json
 from utils.log import FINISHED, Event, LogClosed, RunEnded
 from utils.terminal import FaultError
 
-METRICS = "metrics.json"
+METRICS_FILE = "metrics.json"
 RUNNING = "running"
 
 
 def write_status(folder: Path, status: str, **content: Any) -> None:
     """Write metrics.json with a status and further keys."""
-    write_json(folder / METRICS, {"status": status, **content})
+    write_json(folder / METRICS_FILE, {"status": status, **content})
 
 
 def is_done(folder: Path) -> bool:
     """Return whether the run in this folder is finished."""
     with suppress(OSError, ValueError, RecursionError):
-        written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        written = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
         return isinstance(written, dict) and written.get("status") == FINISHED
     return False
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from training.checkpoints.status import METRICS_FILE
 from training.early_stopping import EarlyStopping
+from training.results import COLUMN_OF
 from utils.files.yaml_tree import pairs, read_tree
 from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.printable import one_line
@@ -19,21 +21,14 @@ from utils.printable import one_line
 SETTINGS = "args.yaml"
 HYP = "hyp.yaml"
 RESULTS = "results.csv"
-METRICS = "metrics.json"
 DATA = "data_report.json"
 PREEMPTED = "preempted.json"
-MARKS = (SETTINGS, RESULTS, METRICS)  # a folder without any of these is no run folder
+MARKS = (SETTINGS, RESULTS, METRICS_FILE)  # a folder without any of these is no run folder
 
-MAX_BYTES = {SETTINGS: 2**20, HYP: 2**16, RESULTS: 2**26, METRICS: 2**26, DATA: 2**26}
+MAX_BYTES = {SETTINGS: 2**20, HYP: 2**16, RESULTS: 2**26, METRICS_FILE: 2**26, DATA: 2**26}
 MOST_EPOCHS = 10**9  # a higher number of an epoch is damage
 MOST_COUNTED = 10**15  # so is a higher number of images or boxes
 NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "precision", "recall")
-COLUMN_OF = {
-    "AP": "metrics/mAP_0.5:0.95",
-    "AP50": "metrics/mAP_0.5",
-    "precision": "metrics/precision",
-    "recall": "metrics/recall",
-}
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,7 @@ def is_run(folder: Path) -> bool:
 def read_run(folder: Path) -> RunFiles:
     """Return what a run folder says. A file that is damaged is reported and left out."""
     reader = _Reader(folder)
-    metrics = reader.json(METRICS)
+    metrics = reader.json(METRICS_FILE)
     columns = reader.columns()
     best = metrics.get("best", metrics)  # val.py writes one evaluation
     best = best if isinstance(best, dict) else {}
@@ -126,7 +121,7 @@ def read_run(folder: Path) -> RunFiles:
         for name, column in COLUMN_OF.items():
             run.best[name] = run.columns[column][row]
         reader.problems.append(
-            f"no result in {METRICS}: the numbers are those of the best row of {RESULTS}"
+            f"no result in {METRICS_FILE}: the numbers are those of the best row of {RESULTS}"
         )
     return run
 

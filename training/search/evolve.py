@@ -18,17 +18,13 @@ from typing import Any
 import yaml
 
 from training.checkpoints.restart import MARKS, find_previous_attempt
-from training.checkpoints.status import METRICS, is_done, write_status
+from training.checkpoints.status import METRICS_FILE, is_done, write_status
 from training.distillation.teacher_file import with_teacher_of_search
 from training.nonfinite import NonFiniteError
+from training.results import COLUMN_OF
 from training.search.history import read_history, write_history
 from training.search.mutation import Generation, best_of, fixed_keys, next_hyp
-from training.search.outcome import (
-    KEPT_METRICS,
-    failure_of,
-    read_best_metrics,
-    read_settings,
-)
+from training.search.outcome import failure_of, read_best_metrics, read_settings
 from training.search.state import Base, State, read_state, write_state
 from training.search.trial import Trial
 from training.settings.config import TrainConfig, flag
@@ -252,7 +248,7 @@ class Search:
         """Return a generation that was trained, from the files of its run folder."""
         run = self.run_folder(number)
         hyp = read_settings(run).hyp
-        metrics = dict.fromkeys(("fitness", *KEPT_METRICS), 0.0)
+        metrics = dict.fromkeys(("fitness", *COLUMN_OF), 0.0)
         if not failure:
             metrics = read_best_metrics(run)
         return Generation(number, metrics.pop("fitness"), metrics, hyp, failure)
@@ -344,7 +340,7 @@ def open_search(flags: TrainConfig, world: World, say: Say) -> Search:
         search = _created(project, flags, world, say)
 
     if world.is_main:
-        (search.folder / METRICS).unlink(missing_ok=True)
+        (search.folder / METRICS_FILE).unlink(missing_ok=True)
         remove_partial_files(search.folder)
         write_state(search.folder / STATE, State(search.config, search.base))
         if any(attempt.marks):

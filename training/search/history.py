@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from training.results import COLUMN_OF
 from training.search.mutation import Generation
 from training.settings.hyperparameters import Hyp
 from utils.files.writers import write_text
 from utils.printable import one_line, printable
 
-METRICS = {
-    "metrics/precision": "precision",
-    "metrics/recall": "recall",
-    "metrics/mAP_0.5": "AP50",
-    "metrics/mAP_0.5:0.95": "AP",
-}
 KEYS = [field.name for field in fields(Hyp)]
-COLUMNS = ["generation", "fitness", *METRICS, *KEYS, "failure"]
+COLUMNS = ["generation", "fitness", *COLUMN_OF.values(), *KEYS, "failure"]
 MAX_BYTES = 64 * 2**20
 
 
@@ -30,7 +25,7 @@ def write_history(path: Path, generations: Sequence[Generation]) -> None:
     writer.writeheader()
     for generation in generations:
         measured = {
-            column: repr(generation.metrics.get(name, 0.0)) for column, name in METRICS.items()
+            column: repr(generation.metrics.get(name, 0.0)) for name, column in COLUMN_OF.items()
         }
         searched = {name: repr(generation.hyp[name]) for name in KEYS}
         row = {"generation": generation.number, "fitness": repr(generation.fitness)}
@@ -73,9 +68,9 @@ def _generation(number: int, row: dict[str, str]) -> Generation:
     if row["generation"] != str(number):
         raise ValueError(f"generation {row['generation']}, expected {number}")
     hyp = Hyp(**{name: float(row[name]) for name in KEYS})
-    measured = {column: float(row[column]) for column in ("fitness", *METRICS)}
+    measured = {column: float(row[column]) for column in ("fitness", *COLUMN_OF.values())}
     for column, value in measured.items():
         if not math.isfinite(value):
             raise ValueError(f"{column} {value}, expected a finite number")
-    metrics = {name: measured[column] for column, name in METRICS.items()}
+    metrics = {name: measured[column] for name, column in COLUMN_OF.items()}
     return Generation(number, measured["fitness"], metrics, hyp.as_dict(), row["failure"] or "")

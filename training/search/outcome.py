@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.checkpoints.resume import SETTINGS
-from training.checkpoints.status import METRICS
+from training.checkpoints.status import METRICS_FILE
 from training.nonfinite import NonFiniteError
+from training.results import COLUMN_OF
 from training.settings.hyperparameters import read_hyp
 from utils.printable import one_line, printable
-
-KEPT_METRICS = ("precision", "recall", "AP50", "AP")
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,9 @@ def read_settings(run: Path) -> RunSettings:
 
 
 def read_best_metrics(run: Path) -> dict[str, float]:
-    """Return fitness and KEPT_METRICS of best.pt from metrics.json, with six significant digits."""
-    best = json.loads((run / METRICS).read_text(encoding="utf-8"))["best"]
-    return {name: float(f"{best[name]:.6g}") for name in ("fitness", *KEPT_METRICS)}
+    """Return fitness and main metrics of best.pt from metrics.json, with six significant digits."""
+    best = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["best"]
+    return {name: float(f"{best[name]:.6g}") for name in ("fitness", *COLUMN_OF)}
 
 
 def failure_of(error: NonFiniteError) -> str:

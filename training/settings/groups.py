@@ -53,7 +53,7 @@ def schedule(cfg: TrainConfig, hyp: Hyp, batches: int) -> Schedule:
     cfg: with the final batch size. batches: in the whole run.
     """
     return Schedule(
-        total=batches,
+        total_batches=batches,
         epochs=cfg.epochs,
         batch_size=cfg.batch_size,
         nominal_batch=hyp.nominal_batch,

@@ -38,16 +38,16 @@ class OperatingCurves:
     precision_at_best: np.ndarray  # float64 [K]
     recall_at_best: np.ndarray  # float64 [K]
 
-    def drawn(self) -> tuple[np.ndarray, ...]:
-        """Return the curves as `plot_curves` takes them: NaN for classes without ground truth.
-
-        They are confidence, precision, recall, f1, pr_recall and pr_precision.
-        """
-        precision = self._nan_without_truth(self.precision)
-        recall = self._nan_without_truth(self.recall)
-        f1 = self._nan_without_truth(self.f1)
-        pr_precision = self._nan_without_truth(self.pr_precision)
-        return self.confidence, precision, recall, f1, self.pr_recall, pr_precision
+    def drawn(self) -> dict[str, np.ndarray]:
+        """Return what `plot_curves` draws, by its names: NaN for classes without ground truth."""
+        return {
+            "confidence": self.confidence,
+            "precision": self._nan_without_truth(self.precision),
+            "recall": self._nan_without_truth(self.recall),
+            "f1": self._nan_without_truth(self.f1),
+            "pr_recall": self.pr_recall,
+            "pr_precision": self._nan_without_truth(self.pr_precision),
+        }
 
     def _nan_without_truth(self, rows: np.ndarray) -> np.ndarray:
         """Return rows [K, ...] with NaN for classes without ground truth."""

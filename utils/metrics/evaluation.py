@@ -60,13 +60,13 @@ class Evaluation:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return the columns of results.csv: precision, recall, AP50 and AP."""
+        """Return the metrics that have a column in results.csv."""
         stats = self.coco.stats
         return {
             "precision": self.precision,
             "recall": self.recall,
-            "mAP_0.5": stats["AP50"],
-            "mAP_0.5:0.95": stats["AP"],
+            "AP50": stats["AP50"],
+            "AP": stats["AP"],
         }
 
     def describe_times(self) -> str:

@@ -1,6 +1,6 @@
 """The pictures of a run folder, drawn in the background while training goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,15 @@ class Pictures:
             drawing.result()
 
     def results(
-        self, curves: Sequence[Any], best_confidence: float, confusion: NDArray[np.int64]
+        self,
+        curves: Mapping[str, NDArray[np.float64]],
+        best_confidence: float,
+        confusion: NDArray[np.int64],
     ) -> None:
         """Draw results.png if there is a results.csv, the curves, and the confusion matrix.
 
         Args:
-            curves: confidence, precision, recall, F1, recall and precision of the PR curve, as
-                `plot_curves` takes them.
+            curves: those that `plot_curves` draws, by its names.
             best_confidence: where the mean F1 is highest.
             confusion: [K + 1, K + 1].
         """
@@ -117,14 +119,8 @@ class Pictures:
         if table.exists():
             self._plot("results.png", lambda file: plot_results(table, file))
 
-        confidence, precision, recall, f1, pr_recall, pr_precision = curves
         files = plot_curves(
-            confidence=confidence,
-            precision=precision,
-            recall=recall,
-            f1=f1,
-            pr_recall=pr_recall,
-            pr_precision=pr_precision,
+            **curves,
             names=self.names,
             folder=self.folder,
             best_confidence=best_confidence,

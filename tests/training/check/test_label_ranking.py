@@ -17,7 +17,7 @@ from tests.support.exporting import lively_detector, save_checkpoint
 from training.check import __main__ as training_check
 from training.check import ranking
 from training.check.disagreements import CHECKS
-from training.check.judged import Judged, judge_of
+from training.check.known_classes import KnownClasses, match_known_classes
 from training.check.predictions import compare
 from training.check.ranking import Boxes, Ranked
 from utils.distributed.world import World
@@ -184,7 +184,7 @@ def test_command_adds_the_models_findings(tiny_data, micro_model, tmp_path, caps
     assert "detections without a label" in capsys.readouterr().out
 
 
-def test_only_classes_that_the_model_knows_are_judged_by_name(
+def test_only_classes_that_the_model_knows_are_compared_by_name(
     tiny_data, micro_model, tmp_path, capsys
 ):
     """A model of bar, a class that the data lack, and disc, in this order; the data have disc,
@@ -196,10 +196,10 @@ def test_only_classes_that_the_model_knows_are_judged_by_name(
     file = tmp_path / "found.json"
     training_check.main([str(tiny_data), *flags, "--workers", "0", "--json", str(file)])
 
-    sentence = "1 class that the model does not know, whose labels are not judged: square"
+    sentence = "1 class that the model does not know, whose labels are not compared: square"
     assert sentence in capsys.readouterr().out
     by_check = {found["check"]: found for found in json.loads(file.read_text())["findings"]}
-    assert by_check["classes-not-judged"]["title"] == sentence
+    assert by_check["classes-not-known"]["title"] == sentence
     assert by_check["labels-missing"]["count"] > 0
     for check in CHECKS:
         for place in by_check.get(check.name, {"examples": []})["examples"]:
@@ -208,12 +208,12 @@ def test_only_classes_that_the_model_knows_are_judged_by_name(
 
     # Output 0 is the model's third class, output 1 its first one.
     model = load_backend(weights, torch.device("cpu"))
-    backend, judged = judge_of(str(weights), model, open_tiny(tiny_data))
+    backend, known_classes = match_known_classes(str(weights), model, open_tiny(tiny_data))
     images = torch.rand(1, 3, 64, 64)
     scores = model.backend.predict(images).scores
     assert torch.equal(backend.predict(images).scores, scores[..., [2, 0]])
-    assert judged.names == ["disc", "bar"]
-    assert judged.outputs_of(np.array([0, 1, 2])).tolist() == [0, -1, 1]
+    assert known_classes.names == ["disc", "bar"]
+    assert known_classes.outputs_of(np.array([0, 1, 2])).tolist() == [0, -1, 1]
 
 
 def open_tiny(tiny_data) -> Dataset:
@@ -224,7 +224,7 @@ def open_tiny(tiny_data) -> Dataset:
 
 
 def test_classes_of_a_model_that_has_them_as_one(tiny_data, micro_model, tmp_path):
-    """--single-cls with --classes: labels of the others are not judged."""
+    """--single-cls with --classes: labels of the others are not compared."""
     table = read_table(Path(micro_model))
     weights = save_checkpoint(
         tmp_path / "m.pt",
@@ -233,13 +233,13 @@ def test_classes_of_a_model_that_has_them_as_one(tiny_data, micro_model, tmp_pat
         config={"imgsz": 64, "single_cls": True, "classes": ["bar", "square"]},
     )
     model = load_backend(weights, torch.device("cpu"))
-    backend, judged = judge_of("m.pt", model, open_tiny(tiny_data))
+    backend, known_classes = match_known_classes("m.pt", model, open_tiny(tiny_data))
     assert backend.num_classes == 1
-    assert judged.others == ["disc"]
-    assert judged.outputs_of(np.array([0, 1, 2])).tolist() == [-1, 0, 0]
+    assert known_classes.others == ["disc"]
+    assert known_classes.outputs_of(np.array([0, 1, 2])).tolist() == [-1, 0, 0]
 
 
-def test_a_detection_on_an_object_of_a_class_that_is_not_judged_is_no_missing_label():
+def test_a_detection_on_an_object_of_a_class_that_is_not_known_is_no_missing_label():
     """A detection in the place of such an object is left out; one that has an IoU of 81 / 119 with
     it and 90 / 110 with a label of its class stays, and so does one apart.
     """
@@ -255,7 +255,7 @@ def test_a_detection_on_an_object_of_a_class_that_is_not_judged_is_no_missing_la
         np.array([[40.0, 0, 10, 10], [41, 1, 10, 10], [70, 70, 10, 10]]),
         np.array([0.9, 0.8, 0.7]),
     )
-    compared = compare(split, found, Judged(np.array([0]), ["disc"], ["square"]))
+    compared = compare(split, found, KnownClasses(np.array([0]), ["disc"], ["square"]))
     assert compared.detections.scores.tolist() == [0.8, 0.7]
     assert compared.rows.tolist() == [0, 2]
     assert compared.labels.classes.tolist() == [0, 0]

@@ -112,7 +112,7 @@ def test_schedule_supports_optimizer_without_momentum(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "Adafactor", kind)
     optimizer = build(Net(), "Adafactor")
     before = [dict(group) for group in optimizer.param_groups]
-    Schedule(total=1000, epochs=10, batch_size=16, warmup_epochs=0.0).apply(optimizer, 0)
+    Schedule(total_batches=1000, epochs=10, batch_size=16, warmup_epochs=0.0).apply(optimizer, 0)
     assert [group | {"lr": 0.1} for group in optimizer.param_groups] == before
     assert [group["lr"] for group in optimizer.param_groups] == [0.01] * 3
 
@@ -124,7 +124,7 @@ def schedule(**changes) -> Schedule:
     """1000 batches in 10 epochs; warm-up of 2 epochs, 200 batches."""
     return Schedule(
         **{
-            "total": 1000,
+            "total_batches": 1000,
             "epochs": 10,
             "batch_size": 16,
             "lrf": 0.1,
@@ -149,7 +149,7 @@ def schedule(**changes) -> Schedule:
 )
 def test_linear_schedule_by_hand(step, lr, bias_lr, momentum):
     plan = schedule()
-    assert plan.warmup == 200
+    assert plan.warmup_batches == 200
     for name in ("SGD", "Adam"):
         optimizer = build(Net(), name)
         plan.apply(optimizer, step)
@@ -181,13 +181,13 @@ def test_cosine_schedule_by_hand(step, share):
         ({"warmup_epochs": 0.0}, 0),
         ({"warmup_epochs": 0.5}, 100),  # 50 batches, raised to 100
         ({"warmup_epochs": 9.0}, 250),  # no more than a quarter of the run
-        ({"total": 40}, 10),  # a quarter, since the run has fewer than 100 batches
-        ({"total": 3}, 0),
-        ({"total": 0}, 0),
+        ({"total_batches": 40}, 10),  # a quarter, since the run has fewer than 100 batches
+        ({"total_batches": 3}, 0),
+        ({"total_batches": 0}, 0),
     ],
 )
 def test_warmup_length_by_hand(changes, warmup):
-    assert schedule(**changes).warmup == warmup
+    assert schedule(**changes).warmup_batches == warmup
     assert math.isfinite(schedule(**changes).lr(0))
 
 
@@ -213,7 +213,7 @@ def groups(plan: Schedule, first: int, last: int) -> list[int]:
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 33, 64, 200])
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50, 131])
 def test_every_batch_belongs_to_one_accumulation_group(batch_size, length):
-    plan = Schedule(total=length * 6, epochs=6, batch_size=batch_size, warmup_epochs=2.0)
+    plan = Schedule(total_batches=length * 6, epochs=6, batch_size=batch_size, warmup_epochs=2.0)
     for epoch in range(6):
         first, last = epoch * length, (epoch + 1) * length
         closing = plan.step_batches(first, last)
@@ -222,7 +222,7 @@ def test_every_batch_belongs_to_one_accumulation_group(batch_size, length):
         sizes = groups(plan, first, last)
         assert sum(sizes) == length
         assert max(sizes) <= plan.accumulate
-        if first >= plan.warmup:
+        if first >= plan.warmup_batches:
             assert max(sizes) - min(sizes) <= 1
 
 
@@ -258,7 +258,7 @@ def test_remainder_in_warmup_can_form_its_own_group():
     ("total", "epochs"), [(0, 3), (3, 3), (7, 3), (100, 100), (650, 100), (1310, 10)]
 )
 def test_optimizer_steps_are_those_of_all_epochs(total, epochs, batch_size):
-    plan = Schedule(total=total, epochs=epochs, batch_size=batch_size, warmup_epochs=0.0)
+    plan = Schedule(total_batches=total, epochs=epochs, batch_size=batch_size, warmup_epochs=0.0)
     edges = [total * epoch // epochs for epoch in range(epochs + 1)]
     assert plan.optimizer_steps == sum(
         len(plan.step_batches(first, last)) for first, last in pairwise(edges)
@@ -277,9 +277,15 @@ def test_bias_warmup_of_an_optimizer_is_declared(monkeypatch):
         torch.optim.Adafactor, lambda groups, lr, _, __: torch.optim.Adafactor(groups, lr=lr), ""
     )
     schedule = Schedule(
-        total=40, epochs=4, batch_size=64, lr0=0.2, lrf=0.0, warmup_epochs=1, warmup_bias_lr=0.1
+        total_batches=40,
+        epochs=4,
+        batch_size=64,
+        lr0=0.2,
+        lrf=0.0,
+        warmup_epochs=1,
+        warmup_bias_lr=0.1,
     )
-    assert schedule.warmup == 10
+    assert schedule.warmup_batches == 10
     rates = {}
     for bias_warmup in (True, False):
         monkeypatch.setitem(OPTIMIZERS, "Adafactor", replace(kind, bias_warmup=bias_warmup))

@@ -300,16 +300,21 @@ def test_classes_without_ground_truth_are_not_drawn(tmp_path, monkeypatch):
     truth, detections = draw(0)
     ids = {"image_ids": range(6), "class_ids": range(4)}
     curves = operating_curves(truth, detections, **ids)
-    confidence, *rows, pr_recall, pr_precision = curves.drawn()
-    assert (confidence is curves.confidence, pr_recall is curves.pr_recall) == (True, True)
-    for drawn, given in zip(
-        [*rows, pr_precision], ("precision", "recall", "f1", "pr_precision"), strict=True
-    ):
-        assert np.array_equal(drawn[:3], getattr(curves, given)[:3])
-        assert np.isnan(drawn[3]).all()
+    drawn = curves.drawn()
+    for name in ("confidence", "pr_recall"):
+        assert drawn.pop(name) is getattr(curves, name)
+    assert set(drawn) == {"precision", "recall", "f1", "pr_precision"}
+    for name, rows in drawn.items():
+        assert np.array_equal(rows[:3], getattr(curves, name)[:3])
+        assert np.isnan(rows[3]).all()
     legends = []
     monkeypatch.setattr(Figure, "legend", lambda _, lines, labels, **more: legends.append(labels))
-    plot_curves(*curves.drawn(), list("abcd"), tmp_path, curves.best_confidence)
+    plot_curves(
+        **curves.drawn(),
+        names=list("abcd"),
+        folder=tmp_path,
+        best_confidence=curves.best_confidence,
+    )
     ap50 = evaluate_boxes(truth, detections, **ids).stats["AP50"]
     means = [curves.mean(each) for each in (curves.precision_at_best, curves.recall_at_best)]
     pr, _, precision, recall = (

@@ -1,4 +1,4 @@
-"""Which classes of a data set a model can judge: those that it knows, by name."""
+"""Which classes of a data set a model knows, by name."""
 
 import shlex
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Judged:
+class KnownClasses:
     """The C classes of the data that a model knows.
 
     numbers: int64 [C], of the classes in the data, ascending. names: of the outputs of the
@@ -30,24 +30,26 @@ class Judged:
     others: list[str]
 
     def outputs_of(self, classes: np.ndarray) -> np.ndarray:
-        """Return the output of the backend for labels of these classes, int64; -1 if not judged."""
+        """Return the output of the backend for labels of these classes, int64; -1 if not known."""
         place = np.searchsorted(self.numbers, classes)
         place = np.minimum(place, len(self.numbers) - 1)
-        is_judged = self.numbers[place] == classes
+        is_known = self.numbers[place] == classes
         output = place if len(self.names) == len(self.numbers) else np.zeros_like(place)
-        return np.where(is_judged, output, -1)
+        return np.where(is_known, output, -1)
 
     def findings(self) -> list[Finding]:
-        """Return a note that names the classes that are not judged, if there are any."""
+        """Return a note that names the classes that the model does not know, if any."""
         if not self.others:
             return []
         names = join_names(self.others, SHOWN_NAMES)
-        title = f"that the model does not know, whose labels are not judged: {names}"
-        advice = "to judge them too, give a model that was trained with them"
-        return [Finding("classes-not-judged", NOTE, "class", title, len(self.others), advice)]
+        title = f"that the model does not know, whose labels are not compared: {names}"
+        advice = "to compare them too, give a model that was trained with them"
+        return [Finding("classes-not-known", NOTE, "class", title, len(self.others), advice)]
 
 
-def judge_of(path: str, model: LoadedModel, dataset: Dataset) -> tuple[Backend, Judged]:
+def match_known_classes(
+    path: str, model: LoadedModel, dataset: Dataset
+) -> tuple[Backend, KnownClasses]:
     """Return a backend with the classes of the data that a model knows, and which they are.
 
     Raises ValueError, with the model's path, if it knows none, or two of its classes have the same
@@ -60,11 +62,11 @@ def judge_of(path: str, model: LoadedModel, dataset: Dataset) -> tuple[Backend, 
     numbers = np.array(known, np.int64)
     if model.single_class:
         merged = MergedClasses(combine([path], [model], None, title, augment=False))
-        return merged, Judged(numbers, class_names(all_names, single=True), others)
+        return merged, KnownClasses(numbers, class_names(all_names, single=True), others)
 
     names = [all_names[number] for number in known]
     backend = combine([path], [model], names, title, augment=False, among=model.names)
-    return backend, Judged(numbers, names, others)
+    return backend, KnownClasses(numbers, names, others)
 
 
 def _known_classes(path: str, model: LoadedModel, dataset: Dataset) -> list[int]:
