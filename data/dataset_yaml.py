@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -195,10 +196,10 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     # The folder, and the paths in it.
     notes: list[str] = []
     root = _root(file, entries.get("path"), notes)
-    moved: list[str] = []
-    weights: dict[Path, float] = {}
-    train, val, test = [_split(root, file, key, entries.get(key), moved, weights) for key in SPLITS]
-    labels = _split(root, file, "labels", entries.get("labels"), moved, weights) or ()
+    train, val, test, labels = [
+        _split(root, file, key, entries.get(key)) for key in (*SPLITS, "labels")
+    ]
+    moved = [text for split in (train, val, test, labels) for text in split.moved]
     if moved:
         notes.append(
             f"{printable(file)}: {', '.join(moved)} not found: used without ../ in "
@@ -208,7 +209,7 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     # The classes as the labels name them.
     label_names = _label_names(root, file, entries.get("label_names"), names)
     if renamed:
-        sources = {path for paths in (train, val, test, labels) for path in paths or ()}
+        sources = {path for split in (train, val, test, labels) for path in split.paths or ()}
         own_names = label_names  # of sources whose labels have other classes
         label_names = {}
         for path in sorted(sources):
@@ -222,12 +223,12 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     return DataSpec(
         file=file,
         root=root,
-        train=train,
-        val=val,
-        test=test,
+        train=train.paths,
+        val=val.paths,
+        test=test.paths,
         names=names,
-        labels=labels,
-        weights=weights,
+        labels=labels.paths or (),
+        weights=train.weights,  # the others have none
         label_names=label_names,
         keypoints=_keypoints(file, entries.get("kpt_shape")),
         download=download,
@@ -293,26 +294,29 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
     return Path(os.path.abspath(path))
 
 
-def _split(
-    root: Path,
-    file: Path,
-    key: str,
-    node: Node | None,
-    moved: list[str],
-    weights: dict[Path, float],
-) -> tuple[Path, ...] | None:
-    """Return the paths of a split, None if the YAML has none.
+class SplitPaths(NamedTuple):
+    """The paths of a split, None if the YAML has none.
+
+    moved: those that are read without their leading `../`, as written. weights: those other than 1
+    that are given with a path.
+    """
+
+    paths: tuple[Path, ...] | None
+    moved: list[str]
+    weights: dict[Path, float]
+
+
+def _split(root: Path, file: Path, key: str, node: Node | None) -> SplitPaths:
+    """Return the paths of a split.
 
     Args:
         root: the folder that the paths are relative to.
         file: the YAML.
         key: the name of the split.
         node: its value.
-        moved: the paths that are read without their leading `../` are added to it, as written.
-        weights: those that are given with a path are added to it.
     """
     if node is None or is_absent(node):
-        return None
+        return SplitPaths(None, [], {})
     if isinstance(node, MappingNode) or (isinstance(node, SequenceNode) and not node.value):
         raise ValueError(
             f"{where(file, node)}: '{key}' must be a folder, a .txt list, a COCO .json, or a list "
@@ -321,6 +325,7 @@ def _split(
 
     entries = node.value if isinstance(node, SequenceNode) else [node]
     weight_of: dict[Path, float] = {}
+    moved = []
     paths = []
     for given in entries:
         entry, weight = _weighted(file, key, given)
@@ -336,9 +341,8 @@ def _split(
             problem = f"'{key}' lists {printable(text)} twice, with different weights"
             raise ValueError(f"{where(file, entry)}: {problem}")
         paths.append(path)
-        if weight != 1:
-            weights[path] = weight
-    return tuple(paths)
+    weights = {path: weight for path, weight in weight_of.items() if weight != 1}
+    return SplitPaths(tuple(paths), moved, weights)
 
 
 def _weighted(file: Path, key: str, node: Node) -> tuple[Node, float]:

@@ -23,7 +23,7 @@ from data.formats.base import (
 )
 from data.formats.image_finder import ImageFinder
 from data.formats.listing_reader import ListingReader
-from data.formats.resized import fit_rows
+from data.formats.resized import Size, fit_rows
 from data.formats.tools.csv_classes import class_lists_beside
 from data.formats.voc.folders import xml_of_image
 from data.formats.yolo_txt import ClassNumberError, label_path
@@ -82,14 +82,14 @@ class ListedSource(NamedTuple):
     contents: SourceImages
 
 
-class Item(NamedTuple):
+class ImageToCheck(NamedTuple):
     """An image to be checked."""
 
     image: ListedImage
     reader: LabelFormat
 
 
-class Opened(NamedTuple):
+class DecodedImage(NamedTuple):
     """An image that was decoded: its size (width, height), and what was converted."""
 
     size: tuple[int, int]
@@ -100,29 +100,36 @@ class Opened(NamedTuple):
     warned: bool = False
 
 
-class Checked(NamedTuple):
+class CheckedImage(NamedTuple):
     """A checked image, `image` is None if it cannot be used, and its rows.
 
-    may_pass: whether its file could not be read, which may be otherwise the next time.
+    is_unread: whether its file could not be read, which may be otherwise the next time.
     """
 
-    image: Opened | None
+    image: DecodedImage | None
     labels: ImageRows
-    may_pass: bool = False
+    is_unread: bool = False
+
+
+class CheckedImages(NamedTuple):
+    """The labels of the images that can be used, the report, and how many could not be read."""
+
+    labels: Labels
+    report: Report
+    unread: int
 
 
 @dataclass
-class Listed:
+class ImageList:
     """The images of all sources, each once, before they are opened."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[ImageToCheck] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     sentences: list[Problem] = field(default_factory=list)
     label_warnings: list[Problem] = field(default_factory=list)
     # of each image the source that listed it first
     first: dict[str, ListedSource] = field(default_factory=dict)
     image_of: dict[str, str] = field(default_factory=dict)  # the first image of each label file
-    unread: int = 0  # images whose files could not be read, which may be otherwise the next time
 
     def add(self, listed_source: ListedSource) -> None:
         """Add the images of one more source.
@@ -137,7 +144,7 @@ class Listed:
                 self.problems.append(_listed_twice(image, listed_source, first))
                 continue
             self.first[image.path] = listed_source
-            self.items.append(Item(image, listed_source.reader))
+            self.items.append(ImageToCheck(image, listed_source.reader))
 
             if listed_source.reader.lists_images:
                 continue  # one file has the labels of all images
@@ -206,32 +213,40 @@ def scan(
     label_names = label_names or {}
     readers, wanted, problems_of_lists = readers_of(lists, label_sources, label_names, names)
     all_files = [*lists, *label_sources]  # that are read
-    listed = Listed()
+    listed = ImageList()
     listed.add_problems(problems_of_lists)
 
-    # The images of folders. With those, a stored scan of the same files can be used.
-    folders = list_sources(readers, names, lists_images=False)
-    folders = [with_keypoints(folder, keypoints) for folder in folders]
-    long_rows = _long_rows(folders)
-    for folder in folders:
-        listed.add(folder)
+    # Sources with a label file for each image. With these, a stored scan of the same files can be
+    # used.
+    with_label_files = [
+        with_keypoints(source, keypoints)
+        for source in list_sources(readers, names, lists_images=False)
+    ]
+    long_rows = _long_rows(with_label_files)
+    for source in with_label_files:
+        listed.add(source)
     fingerprint = ""
     if cache_dir is not None:
-        read_as = [(str(source), dict(classes)) for source, classes in label_names.items()]
-        fingerprint = f"{_fingerprint(all_files, listed)} {keypoints} {read_as}"
-        fingerprint += _fingerprint_of_names([source for source, _ in readers], wanted)
+        fingerprint = " ".join(
+            (
+                _fingerprint(all_files, listed),
+                str(keypoints),
+                str([(str(source), dict(classes)) for source, classes in label_names.items()]),
+                _fingerprint_of_names([source for source, _ in readers], wanted),
+            )
+        )
     stored, state = _from_cache(cache_dir, all_files, names, fingerprint)
     if stored is not None:
         return stored.labels, listed.complete(stored.report, state, long_rows)
 
-    # The images that files such as a COCO JSON list.
-    files = list_sources(readers, names, lists_images=True)
-    in_files = [image.path for file in files for image in file.contents.images]
+    # Files such as a COCO JSON, which list images.
+    listings = list_sources(readers, names, lists_images=True)
+    in_listings = [image.path for source in listings for image in source.contents.images]
     # before the images are read, so that a change during the scan makes the cache invalid
     if cache_dir is not None:
-        fingerprint = f"{fingerprint} {digest_of_states(in_files)}"
-    for file in files:
-        listed.add(file)
+        fingerprint = f"{fingerprint} {digest_of_states(in_listings)}"
+    for source in listings:
+        listed.add(source)
     listed.problems += _without_entry(wanted, listed, label_sources)
     if not listed.items:
         raise EmptySplitError(_no_images(all_files, [*listed.sentences, *listed.problems]))
@@ -239,25 +254,26 @@ def scan(
     # The ids of a single source are kept, if it has some.
     source_ids = None
     if len(readers) == 1:
-        (only,) = [*folders, *files]
-        source_ids = only.contents.category_ids
+        source_ids = (with_label_files or listings)[0].contents.category_ids
     keep_ids = source_ids is not None
     category_ids = list(range(1, len(names) + 1)) if source_ids is None else source_ids
 
     try:
-        labels, report = _check_all(listed, names, category_ids, keep_ids, threads, progress)
+        labels, report, unread = _check_all(
+            listed, names, category_ids, keep_ids, threads, progress
+        )
     except ClassNumberError as error:
-        begins_at_1 = any(folder.contents.begins_at_1 for folder in folders)
+        begins_at_1 = any(source.contents.begins_at_1 for source in with_label_files)
         hint = BEGINS_AT_1 if begins_at_1 else ""
         raise ValueError(f"{error}{hint}") from None
     if labels.crowd.all():  # true also for no rows at all
         if require_labels:
             raise EmptySplitError(_no_labels(labels, listed, report.problems))
         return labels, listed.complete(report, state, long_rows)
-    if listed.unread:
-        state = f"not cached: {counted(listed.unread, 'image')} could not be read this time"
+    if unread:
+        state = f"not cached: {counted(unread, 'image')} could not be read this time"
     elif cache_dir is not None:
-        result = scan_cache.StoredScan(labels, report, fingerprint, in_files)
+        result = scan_cache.StoredScan(labels, report, fingerprint, in_listings)
         state = _to_cache(cache_dir, all_files, names, result, state)
     return labels, listed.complete(report, state, long_rows)
 
@@ -327,7 +343,7 @@ def rows_differ(keypoints: str, polygons: str) -> str:
 
 
 def _without_entry(
-    wanted: set[str], listed: Listed, label_sources: Sequence[Path]
+    wanted: set[str], listed: ImageList, label_sources: Sequence[Path]
 ) -> Iterator[Problem]:
     """Return the problems of wanted images that the sources of labels do not have."""
     sources = ", ".join(map(printable, label_sources[:3]))
@@ -335,7 +351,7 @@ def _without_entry(
         yield Problem(IMAGE_DROPPED, printable(path), f"is not in {sources}")
 
 
-def _fingerprint(sources: Sequence[Path], listed: Listed) -> str:
+def _fingerprint(sources: Sequence[Path], listed: ImageList) -> str:
     """Return a text that changes when a source, an image in `listed` or its label file changes.
 
     Labels are small, so their contents count, whatever their times say. Images are too large to be
@@ -363,7 +379,7 @@ def _fingerprint_of_names(sources: Sequence[Path], wanted: set[str]) -> str:
     if not images and not lists:
         return ""
     names = hashlib.sha256(os.fsencode("\0".join(sorted(images)))).hexdigest()
-    return f" {names} {digest_of_contents(lists)}"
+    return f"{names} {digest_of_contents(lists)}"
 
 
 def list_sources(
@@ -399,14 +415,14 @@ def _listed_twice(image: ListedImage, second: ListedSource, first: ListedSource)
 
 
 def _check_all(
-    listed: Listed,
+    listed: ImageList,
     names: Sequence[str],
     category_ids: list[int],
     keep_ids: bool,
     threads: int,
     progress: bool,
-) -> tuple[Labels, Report]:
-    """Open all images and read their rows; return the labels of the usable ones and the report.
+) -> CheckedImages:
+    """Open all images and read their rows.
 
     Args:
         listed: the images.
@@ -423,16 +439,17 @@ def _check_all(
     no_usable_row: list[str] = []
     without_file: list[ListedImage] = []
     converted: Counter[str] = Counter()
-    opened: list[tuple[str, Opened]] = []
+    opened: list[tuple[str, DecodedImage]] = []
+    unread = 0
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder(), caught_messages() as messages:
         # OpenCV releases the GIL.
         checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
         count = len(listed.items)
         results = tqdm(checked, total=count, desc="images", disable=disable, leave=False)
-        for (image, _), (usable, read, may_pass) in zip(listed.items, results, strict=True):
+        for (image, _), (usable, read, is_unread) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
-            listed.unread += may_pass
+            unread += is_unread
 
             # Images that are left out.
             if usable is None:
@@ -464,12 +481,13 @@ def _check_all(
         images = f"none of {len(listed.items)} images can be used"
         raise EmptySplitError(f"{images}{_first_problem(problems.first)}")
     report = _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
-    return labels, replace(report, converted=tuple(converted.most_common()))
+    report = replace(report, converted=tuple(converted.most_common()))
+    return CheckedImages(labels, report, unread)
 
 
 def _check(
     image: ListedImage, reader: LabelFormat, names: Sequence[str], messages: DecoderMessages
-) -> Checked:
+) -> CheckedImage:
     """Open one image and read its rows. Raises ValueError if a class is not in `names`."""
     try:
         printed = messages.size
@@ -482,21 +500,17 @@ def _check(
         labels = _fitting_rows(image, opened, reader, names)
     except UnreadableLabelsError as error:
         return _left_out(image, error)
-    return Checked(opened, labels._replace(problems=problems + labels.problems))
+    return CheckedImage(opened, labels._replace(problems=problems + labels.problems))
 
 
 def _fitting_rows(
-    image: ListedImage, opened: Opened, reader: LabelFormat, names: Sequence[str]
+    image: ListedImage, opened: DecodedImage, reader: LabelFormat, names: Sequence[str]
 ) -> ImageRows:
     """Return the rows of an image, turned or scaled if its labels are for another size.
 
     Raises UnreadableLabelsError if they cannot be read, or do not fit the image.
     """
-    declared = image.declared_size or opened.size
-    labels = reader.rows(image, declared, names)
-    if labels.declared_size is not None and labels.declared_size != declared:
-        declared = labels.declared_size
-        labels = reader.rows(image, declared, names)
+    labels, declared = rows_as_declared(image, reader, opened.size, names)
     if declared == opened.size:
         return labels
 
@@ -507,15 +521,31 @@ def _fitting_rows(
     return labels._replace(rows=fitted.rows, problems=[*labels.problems, problem])
 
 
-def _left_out(image: ListedImage, error: ValueError) -> Checked:
+def rows_as_declared(
+    image: ListedImage, reader: LabelFormat, size: Size, names: Sequence[str]
+) -> tuple[ImageRows, Size]:
+    """Return the rows of an image, and the size for which they are: declared, or else its own.
+
+    Some readers find the declared size in the label file only: then the rows are read again, for
+    that size. Raises UnreadableLabelsError if they cannot be read.
+    """
+    declared = image.declared_size or size
+    labels = reader.rows(image, declared, names)
+    if labels.declared_size is not None and labels.declared_size != declared:
+        declared = labels.declared_size
+        labels = reader.rows(image, declared, names)
+    return labels, declared
+
+
+def _left_out(image: ListedImage, error: ValueError) -> CheckedImage:
     """Return the result for an image that cannot be used, with the error as its problem."""
     path = printable(image.path)
     reason = str(error).removeprefix(f"{path} ")
-    may_pass = isinstance(error, UnreadableFileError)
-    return Checked(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]), may_pass)
+    is_unread = isinstance(error, UnreadableFileError)
+    return CheckedImage(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]), is_unread)
 
 
-def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
+def _open(image: ListedImage) -> tuple[DecodedImage, list[Problem]]:
     """Return the upright image's size and kind, and notes about its file.
 
     Raises ValueError if it is unusable.
@@ -529,7 +559,7 @@ def _open(image: ListedImage) -> tuple[Opened, list[Problem]]:
         )
 
     bits = bit_depth(pixels) if pixels.dtype == np.uint16 else None
-    opened = Opened((width, height), bits, is_gray(data), stored_orientation(data))
+    opened = DecodedImage((width, height), bits, is_gray(data), stored_orientation(data))
     if has_end(data):
         return opened, []
     reason = "JPEG without end marker, but no pixels are missing"
@@ -621,7 +651,7 @@ def _other_label_files(images: Iterable[ListedImage]) -> Iterator[Problem]:
                 break
 
 
-def _converted_images(opened: Sequence[tuple[str, Opened]]) -> Iterable[Problem]:
+def _converted_images(opened: Sequence[tuple[str, DecodedImage]]) -> Iterable[Problem]:
     """Return one note for all 16-bit images, and one for all gray images."""
     deep = [(path, image.bits) for path, image in opened if image.bits is not None]
     if deep:
@@ -680,7 +710,7 @@ def _first_problem(problems: Sequence[Problem]) -> str:
     return f"; the first problem is {first}" if first else ""
 
 
-def _no_labels(labels: Labels, listed: Listed, problems: Sequence[Problem]) -> str:
+def _no_labels(labels: Labels, listed: ImageList, problems: Sequence[Problem]) -> str:
     """Return the text of the error for images without a box to learn from."""
     first = listed.items[0].image
     state = ""

@@ -11,14 +11,14 @@ from data.formats.base import LabelFormat, ListedImage
 from data.formats.coco_json import CocoJson
 from data.labels import Labels
 from data.report import Report
-from data.scan import list_sources, readers_of, with_keypoints
+from data.scan import list_sources, readers_of, rows_as_declared, with_keypoints
 from data.splits import Dataset
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
 
 
 @dataclass(frozen=True)
-class Listed:
+class SourceEntry:
     """An image as its source lists it."""
 
     image: ListedImage
@@ -48,11 +48,8 @@ class Listed:
 
         They are kept: a file of thousands of rows may have a thousand places.
         """
-        size = self.image.declared_size or self.size
         try:
-            read = self.reader.rows(self.image, size, self.names)
-            if read.declared_size is not None and read.declared_size != size:
-                read = self.reader.rows(self.image, read.declared_size, self.names)
+            read, _ = rows_as_declared(self.image, self.reader, self.size, self.names)
         except ValueError:
             return []
         return [row.number for row in read.rows]
@@ -66,9 +63,9 @@ class Split:
     sources: tuple[Path, ...]
     labels: Labels
     report: Report
-    _listed: dict[str, Listed] = field(default_factory=dict, repr=False)
+    _listed: dict[str, SourceEntry] = field(default_factory=dict, repr=False)
 
-    def listed(self, spec: DataSpec) -> dict[str, Listed]:
+    def listed(self, spec: DataSpec) -> dict[str, SourceEntry]:
         """Return the images of the split as their sources list them, by path; kept once read."""
         if not self._listed:
             self._listed = _list_again(self, spec)
@@ -124,7 +121,7 @@ def read_data_set(dataset: Dataset, image_size: int, say: Say = say_nothing) -> 
     return Examined(dataset.spec, splits, list(dataset.names), image_size)
 
 
-def _list_again(split: Split, spec: DataSpec) -> dict[str, Listed]:
+def _list_again(split: Split, spec: DataSpec) -> dict[str, SourceEntry]:
     """Return the images of a split as its sources list them, by path.
 
     `Labels` has no lines and no ids, which only the few places that are shown need.
@@ -133,7 +130,7 @@ def _list_again(split: Split, spec: DataSpec) -> dict[str, Listed]:
     size_of = {labels.path(index): labels.sizes[index].tolist() for index in range(len(labels))}
     readers, *_ = readers_of(split.sources, spec.labels, spec.label_names, spec.names)
 
-    found: dict[str, Listed] = {}
+    found: dict[str, SourceEntry] = {}
     for lists_images in (False, True):
         for source in list_sources(readers, spec.names, lists_images=lists_images):
             if not lists_images:
@@ -141,5 +138,7 @@ def _list_again(split: Split, spec: DataSpec) -> dict[str, Listed]:
             for image in source.contents.images:
                 if image.path in size_of and image.path not in found:
                     width, height = size_of[image.path]
-                    found[image.path] = Listed(image, source.reader, (width, height), spec.names)
+                    found[image.path] = SourceEntry(
+                        image, source.reader, (width, height), spec.names
+                    )
     return found

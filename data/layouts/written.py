@@ -63,16 +63,7 @@ def write_data_set(
     labels = _labels(layouts)
     keypoints = _keypoints(layouts)
 
-    # What is said of each data set, and of all together.
-    notes = [
-        _described(layout, found) for layout, found in zip(layouts, classes.of_layout, strict=True)
-    ]
-    if len(layouts) > 1 or choices.merge:
-        notes.append(f"together {_classes_text(classes.names)}")
-    alike = spelled_alike(classes.names)
-    if alike:
-        renamed = f"--merge '{alike[0]}={alike[1]}' makes one class of two"
-        notes.insert(0, f"classes differ in spelling only: {', '.join(alike)}: {renamed}")
+    notes = _notes_of_classes(layouts, classes, choices)
 
     # Lists of images: those of the tool's own splits, and of images that are held out.
     images = _images_to_be_divided(layouts, splits, classes, choices.val_split)
@@ -85,10 +76,11 @@ def write_data_set(
         lists |= _images_of_splits(layouts, splits, classes)
         labels = labels or _labels_of_lists(layouts, splits)
     if holds_out:
-        held_out, said = _held_out(divided["train"], choices, folder, cache)
+        held_out, sentences = _held_out(divided["train"], choices, folder, cache)
         lists |= held_out._asdict()
-        first, *further = said
-        notes = [*notes[:-1], "; ".join([*notes[-1:], first]), *further]
+        first, *further = sentences
+        notes[-1] = f"{notes[-1]}; {first}"  # in the line that describes the data set
+        notes += further
     elif choices.group:
         notes.append(GROUP_NOT_USED)
     notes += _notes_of_unused(unused, len(images) - sum(map(len, divided.values())))
@@ -111,6 +103,21 @@ def write_data_set(
     file = _write(folder, entries, files)
     given = " ".join(str(layout.path) for layout in layouts)
     return replace(read_data_yaml(file), notes=tuple(notes), written_for=given)
+
+
+def _notes_of_classes(layouts: Sequence[Layout], classes: Classes, choices: Choices) -> list[str]:
+    """Return what the log says of each data set, of all together, and of names that are alike."""
+    notes = []
+    for layout, found in zip(layouts, classes.of_layout, strict=True):
+        notes.append(_described(layout, found))
+    if len(layouts) > 1 or choices.merge:
+        notes.append(f"together {_classes_text(classes.names)}")
+
+    alike = spelled_alike(classes.names)
+    if alike:
+        renamed = f"--merge '{alike[0]}={alike[1]}' makes one class of two"
+        notes.insert(0, f"classes differ in spelling only: {', '.join(alike)}: {renamed}")
+    return notes
 
 
 def copy_to(spec: DataSpec, folder: Path) -> None:
