@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from utils.files.download import Source, check_url
+from utils.files.download import DownloadSource, check_url
 from utils.files.yaml_tree import is_absent, pairs, read_tree, where
 from utils.printable import counted, did_you_mean, excerpt, printable
 
@@ -58,7 +58,7 @@ class DataSpec:
     weights: Mapping[Path, float] = field(default_factory=dict)
     label_names: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     keypoints: tuple[int, int] | None = None  # number and dimensions of those after each box
-    download: tuple[Source, ...] = ()
+    download: tuple[DownloadSource, ...] = ()
     # why the `download` entry cannot be used; "" if it can be used or is absent
     download_error: str = ""
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
@@ -513,7 +513,7 @@ def _keypoints(file: Path, node: Node | None) -> tuple[int, int] | None:
     return values[0], values[1]
 
 
-def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
+def _download(file: Path, node: Node | None) -> tuple[tuple[DownloadSource, ...], str]:
     """Return the `download` entry and "", or nothing and its error.
 
     Existing data can still be used without it.
@@ -527,7 +527,7 @@ def _download(file: Path, node: Node | None) -> tuple[tuple[Source, ...], str]:
         return (), str(error)
 
 
-def _source(file: Path, node: Node) -> Source:
+def _source(file: Path, node: Node) -> DownloadSource:
     """Return the source given by a URL, or by a mapping of `url` and `sha256`."""
     given = {"url": node}
     if isinstance(node, MappingNode):
@@ -548,4 +548,4 @@ def _source(file: Path, node: Node) -> Source:
         raise ValueError(
             f"{where(file, node)}: 'sha256' is '{excerpt(digest, 64)}', not 64 hexadecimal digits"
         )
-    return Source(url, digest.lower())
+    return DownloadSource(url, digest.lower())

@@ -15,7 +15,7 @@ from data.dataset_yaml import DataSpec
 from data.formats import FORMATS
 from utils.files.archives import ArchiveError, unpack
 from utils.files.disk import exclusive_access
-from utils.files.download import Source, fetch, sha256_of
+from utils.files.download import DownloadSource, fetch, sha256_of
 from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import excerpt, printable
 from utils.terminal import FaultError, print_lines
@@ -143,7 +143,7 @@ def _unpack_all(spec: DataSpec, work: Path) -> None:
         os.sync()  # otherwise a power failure could leave empty label files
 
 
-def _fetch_archive(spec: DataSpec, source: Source, work: Path) -> Path:
+def _fetch_archive(spec: DataSpec, source: DownloadSource, work: Path) -> Path:
     """Return the path of an archive; download it unless an earlier process has done that."""
     file = work / hashlib.sha256(source.url.encode()).hexdigest()[:16]
     if file.exists() and source.sha256 in ("", sha256_of(file)):

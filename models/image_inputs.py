@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from utils.files.download import Source, fetch
+from utils.files.download import DownloadSource, fetch
 from utils.images.decode import read_image
 from utils.images.opencv import cv2
 from utils.printable import excerpt, printable
@@ -105,7 +105,7 @@ def _from_url(url: str, allowed: bool) -> InputImage:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "image"
         try:
-            fetch(Source(url), target, limit=MAX_URL_BYTES)
+            fetch(DownloadSource(url), target, limit=MAX_URL_BYTES)
         except ValueError as error:
             raise ValueError(f"{shown} cannot be downloaded: {error}") from None
         try:

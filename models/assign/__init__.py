@@ -3,7 +3,7 @@
 base.py says what comes back, targets.py what goes in.
 """
 
-from models.assign.anchor_ratio import Matches, match_anchors
+from models.assign.anchor_ratio import AnchorMatches, match_anchors
 from models.assign.base import Assignment, assigned_predictions
 from models.assign.dynamic_soft_label import dynamic_soft_label
 from models.assign.simota import simota
@@ -11,8 +11,8 @@ from models.assign.targets import ignored_cells, ignored_predictions, made_up_ta
 from models.assign.task_aligned import ScoredAssignment, task_aligned
 
 __all__ = [
+    "AnchorMatches",
     "Assignment",
-    "Matches",
     "ScoredAssignment",
     "assigned_predictions",
     "dynamic_soft_label",

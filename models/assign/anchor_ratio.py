@@ -23,7 +23,7 @@ from utils.boxes import to_cxcywh
 
 
 @dataclass(frozen=True)
-class Matches:
+class AnchorMatches:
     """Candidate matches of all levels: arrays [L, M] whose entries count where `valid`.
 
     prediction: int64, number of the matched prediction within its level; arbitrary where not valid.
@@ -45,7 +45,7 @@ def match_anchors(
     images: int,
     grids: Sequence[tuple[int, int]],
     anchor_t: float,
-) -> Matches:
+) -> AnchorMatches:
     """Return the candidate matches of `targets` with the anchors of all levels.
 
     A target matches every anchor whose width and height both differ from its own by a factor below
@@ -110,7 +110,7 @@ def match_anchors(
         per_match(centers_in_cells[:, :, None], (2,)),
         per_match(sizes[:, :, None, None], (2,)),
     ]
-    return Matches(
+    return AnchorMatches(
         prediction=prediction,
         class_id=per_match(targets[:, None, None, 1].long().clamp(min=0)),
         boxes=torch.cat(boxes_in_cells, -1),

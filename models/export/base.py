@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.export.exported import ExportedBackend
-    from models.export.source import Source
+    from models.export.source import ExportSource
 
 
 class ExportFormat(ABC):
@@ -56,7 +56,7 @@ class ExportFormat(ABC):
             raise ValueError(f"{printable(path)}: is a folder; move it away")
 
     @abstractmethod
-    def write(self, path: Path, source: "Source", calibration: "Sequence[Tensor]") -> None:
+    def write(self, path: Path, source: "ExportSource", calibration: "Sequence[Tensor]") -> None:
         """Write a file at `path`, where nothing is, in the precision of the metadata.
 
         calibration: batches of one image, for 8-bit files.

@@ -10,7 +10,7 @@ from models.export.metadata import ExportedModel
 from models.export.onnx.write import onnx_bytes
 
 
-class Source:
+class ExportSource:
     """A detector in eval mode, with its BatchNorm folded, and the metadata of its files.
 
     detector: in float32. model: its `precision` is that of the files to write.

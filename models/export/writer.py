@@ -9,7 +9,7 @@ from torch import Tensor
 from models.detector import Detector
 from models.export.metadata import ExportedModel
 from models.export.registry import FORMATS
-from models.export.source import Source
+from models.export.source import ExportSource
 from utils.files.atomic import name_os_errors, replace_folder, temporary_folder
 
 
@@ -23,7 +23,7 @@ class Writer:
     def __init__(self, detector: Detector, model: ExportedModel, variant: str = "") -> None:
         self.model = model
         self.variant = variant
-        self._source = Source(detector, model)
+        self._source = ExportSource(detector, model)
         self.reference = self._source.reference
 
     def path(self, name: str, weights: Path) -> Path:

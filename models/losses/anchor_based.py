@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assign.anchor_ratio import Matches, match_anchors
+from models.assign.anchor_ratio import AnchorMatches, match_anchors
 from models.assign.targets import ignored_cells
 from models.device_constants import device_constant
 from models.heads.anchor_based import AnchorBasedHead
@@ -107,7 +107,7 @@ class AnchorBasedLoss(Loss):
             return cls.uses
         return tuple(name for name in cls.uses if name != "class_weights")
 
-    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[Matches, Tensor]:
+    def assign(self, raw: list[Tensor], targets: Tensor) -> tuple[AnchorMatches, Tensor]:
         """Return the matches of targets and anchors, and the counts [L + 1].
 
         The counts are the number of matches of each level, and the number of images. raw: see
@@ -129,7 +129,7 @@ class AnchorBasedLoss(Loss):
         return matches, torch.cat([match_counts, image_count])
 
     def compute_terms(
-        self, raw: list[Tensor], targets: Tensor, assignment: Matches, counts: Tensor
+        self, raw: list[Tensor], targets: Tensor, assignment: AnchorMatches, counts: Tensor
     ) -> dict[str, Tensor]:
         """Return this process's share of each term.
 
@@ -211,7 +211,7 @@ class AnchorBasedLoss(Loss):
         loss = self._cross_entropy(logits, quality.clamp(min=0), self.gains.obj_pw)
         return loss * (matched | ~ignored[:, None])
 
-    def _class_sums(self, classes: Sequence[Tensor], matches: Matches) -> Tensor:
+    def _class_sums(self, classes: Sequence[Tensor], matches: AnchorMatches) -> Tensor:
         """Return the sum of the cross entropies of each level's matches and classes, [L].
 
         It is 0 for a single class, which objectness covers. classes: logits [P, C] of each level.
@@ -303,7 +303,7 @@ def _rows_at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(0, places).view(*index.shape, values.shape[1])
 
 
-def _predicted_iou(raw: Tensor, matches: Matches) -> Tensor:
+def _predicted_iou(raw: Tensor, matches: AnchorMatches) -> Tensor:
     """Return the complete IoU [L, M] of the predicted boxes with their matched boxes.
 
     raw: x, y, w, h [L, M, 4]. Both boxes are relative to the cell's corner.

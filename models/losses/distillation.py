@@ -48,7 +48,7 @@ class Shared(NamedTuple):
     same_head: bool
 
 
-class Pairs(NamedTuple):
+class PredictionPairs(NamedTuple):
     """Predictions of model and teacher in pairs.
 
     boxes, teacher_boxes: x1, y1, x2, y2 in pixels, [B, N, 4]. logits, teacher_logits: [B, N, K].
@@ -65,7 +65,7 @@ class WithPairs(NamedTuple):
 
     main: Any
     counts: int
-    pairs: Pairs | None
+    pairs: PredictionPairs | None
 
 
 class DistillationLoss(Loss):
@@ -93,7 +93,7 @@ class DistillationLoss(Loss):
 
     Source: channel-wise distillation, arXiv 2011.13256, equations 3 to 5; quality focal loss, GFL,
     arXiv 2006.04388, equation 2, of the teacher's scores as in CrossKD, arXiv 2306.11369; GIoU,
-    arXiv 1902.09630. Pairs of different heads, weights of scores, normalizer: our own.
+    arXiv 1902.09630. PredictionPairs of different heads, weights of scores, normalizer: our own.
     """
 
     uses = ()
@@ -174,7 +174,7 @@ class DistillationLoss(Loss):
         all_counts = torch.cat([counts, torch.stack([confidence_sum, image_count])])
         return WithPairs(main, len(counts), pairs), all_counts
 
-    def _pairs(self, raw: WithTeacher) -> Pairs:
+    def _pairs(self, raw: WithTeacher) -> PredictionPairs:
         """Return the predictions of model and teacher in pairs, of all levels."""
         of_heads = raw.raw.main if isinstance(raw.raw, WithAuxiliary) else raw.raw
         all_levels = self.predict_cells(of_heads)
@@ -189,7 +189,7 @@ class DistillationLoss(Loss):
             logits.append(own.logits.flatten(1, 3))
             teacher_boxes.append(teachers.boxes_xyxy.flatten(1, 3))
             teacher_logits.append(teachers.logits.flatten(1, 3))
-        return Pairs(
+        return PredictionPairs(
             torch.cat(boxes, 1),
             torch.cat(logits, 1),
             torch.cat(teacher_boxes, 1),
@@ -264,7 +264,7 @@ def confidence(logits: Tensor) -> Tensor:
     return logits.detach().amax(-1).sigmoid()
 
 
-def output_sum(pairs: Pairs) -> Tensor:
+def output_sum(pairs: PredictionPairs) -> Tensor:
     """Return the sum over all pairs of the box loss and the score loss, times the confidence."""
     weight = confidence(pairs.teacher_logits).flatten()
     overlap = generalized_iou(pairs.boxes.flatten(0, 1), pairs.teacher_boxes.flatten(0, 1))

@@ -16,7 +16,7 @@ from models.weights.external import external_errors, read_state
 from utils.files.pickled import (
     MAX_DEPTH,
     ClassName,
-    Record,
+    PickledObject,
     SavedFile,
     TensorReader,
     is_args,
@@ -95,7 +95,7 @@ def read_external(path: Path) -> ExternalCheckpoint:
     return external
 
 
-def other_task(modules: list[tuple[str, Record]]) -> str:
+def other_task(modules: list[tuple[str, PickledObject]]) -> str:
     """Return what a model is for, in words; "" for detection or if nothing tells.
 
     modules: all of the model's, as `_walk` returns them. Only their names are compared.
@@ -115,7 +115,7 @@ def holds_module(loaded: Any) -> bool:
 
 
 def _external(
-    path: Path, saved: SavedFile, modules: list[tuple[str, Record]]
+    path: Path, saved: SavedFile, modules: list[tuple[str, PickledObject]]
 ) -> ExternalCheckpoint:
     """Return what is read of a checkpoint. modules: all of its model's, as `_walk` returns them."""
     attributes = _attributes(modules[0][1])
@@ -158,7 +158,7 @@ def _external(
     )
 
 
-def _module(loaded: Any) -> Record | None:
+def _module(loaded: Any) -> PickledObject | None:
     """Return a checkpoint's module, None if it has none.
 
     The averaged one (EMA) if there are two, as both projects do.
@@ -166,14 +166,14 @@ def _module(loaded: Any) -> Record | None:
     entries = loaded if isinstance(loaded, dict) else {"model": loaded}
     for key in ("ema", "model"):
         entry = entries.get(key)
-        if not isinstance(entry, Record) or not isinstance(entry.state, dict):
+        if not isinstance(entry, PickledObject) or not isinstance(entry.state, dict):
             continue
         if "_modules" in entry.state:
             return entry
     return None
 
 
-def _head(modules: list[tuple[str, Record]]) -> Record:
+def _head(modules: list[tuple[str, PickledObject]]) -> PickledObject:
     """Return the last layer of a model; the model itself if it has no numbered layers."""
     layers = [child for prefix, child in modules if re.fullmatch(r"model\.\d+\.", prefix)]
     return layers[-1] if layers else modules[0][1]
@@ -181,12 +181,12 @@ def _head(modules: list[tuple[str, Record]]) -> Record:
 
 def _attributes(module: Any) -> dict[Any, Any]:
     """Return the attributes of a module. Raises ValueError for what is no module."""
-    if not isinstance(module, Record) or not isinstance(module.state, dict):
+    if not isinstance(module, PickledObject) or not isinstance(module.state, dict):
         raise ValueError("an entry that should be a module is not one")
     return module.state
 
 
-def _walk(root: Record) -> list[tuple[str, Record]]:
+def _walk(root: PickledObject) -> list[tuple[str, PickledObject]]:
     """Return every module with the prefix of its tensors' names, parents first.
 
     A shared module appears repeatedly.
@@ -195,8 +195,8 @@ def _walk(root: Record) -> list[tuple[str, Record]]:
 
 
 def _walk_from(
-    prefix: str, module: Record, depth: int, budget: Iterator[int]
-) -> Iterator[tuple[str, Record]]:
+    prefix: str, module: PickledObject, depth: int, budget: Iterator[int]
+) -> Iterator[tuple[str, PickledObject]]:
     """Iterate over a module and all modules in it.
 
     budget: an iterator with one item for each entry allowed, those without a module too.
@@ -219,7 +219,7 @@ def _checked_name(name: Any) -> str:
     return name
 
 
-def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
+def _tensors(modules: list[tuple[str, PickledObject]]) -> Iterator[tuple[str, Any]]:
     """Iterate over the names and records of all tensors; None for those that are not saved."""
     for prefix, module in modules:
         attributes = _attributes(module)
@@ -236,7 +236,7 @@ def _tensors(modules: list[tuple[str, Record]]) -> Iterator[tuple[str, Any]]:
 
 def _members(value: Any) -> list[Any]:
     """Return the strings in a set; none for None: modules of torch before 1.5 have no such set."""
-    if isinstance(value, Record):
+    if isinstance(value, PickledObject):
         value = value.args[0] if is_args(value.args, 1) else []
     if value is not None and (not isinstance(value, list) or len(value) > 100):
         raise ValueError("one of its modules is damaged")
@@ -249,7 +249,7 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     budget: an iterator with one item for each value allowed. Raises ValueError for more values or
     for deep nesting.
 
-    >>> plain({"head": (1, Record("torch.nn.SiLU", ()))}, iter(range(9)))
+    >>> plain({"head": (1, PickledObject("torch.nn.SiLU", ()))}, iter(range(9)))
     {'head': [1, 'torch.nn.SiLU']}
     >>> plain([0] * 9, iter(range(9)))
     Traceback (most recent call last):
@@ -264,7 +264,7 @@ def plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain(member, budget, depth + 1) for member in value]
 
-    if isinstance(value, Record):
+    if isinstance(value, PickledObject):
         return value.kind
     if isinstance(value, ClassName):
         return value.name

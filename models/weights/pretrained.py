@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from models.tables.find import model_names
 from models.weights.torchvision_files import torchvision_file
 from utils.files.disk import exclusive_access
-from utils.files.download import Source, check_url, fetch, sha256_of
+from utils.files.download import DownloadSource, check_url, fetch, sha256_of
 from utils.files.yaml_tree import pairs, read_tree
 from utils.printable import printable
 from utils.terminal import print_lines
@@ -27,7 +27,7 @@ NAMED_DIGITS = re.compile(r"-([0-9a-f]{8})\.pth", re.IGNORECASE)
 DATES = ("%Y%m%d", "%d%m%Y", "%m%d%Y")
 
 
-def published(file: Path = PUBLISHED) -> dict[str, Source]:
+def published(file: Path = PUBLISHED) -> dict[str, DownloadSource]:
     """Return the URL and, if they are stated, the digits of the digest of each file name.
 
     Raises ValueError for a malformed entry.
@@ -43,7 +43,7 @@ def published(file: Path = PUBLISHED) -> dict[str, Source]:
     return sources
 
 
-def _source(node: Node, table: str, where: str) -> Source:
+def _source(node: Node, table: str, where: str) -> DownloadSource:
     """Return one entry of the table. Raises ValueError if it is malformed."""
     entry = dict(pairs(node, table, "an entry")) if isinstance(node, MappingNode) else {}
     has_keys = {"url"} <= entry.keys() <= KEYS
@@ -56,7 +56,7 @@ def _source(node: Node, table: str, where: str) -> Source:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
-    source = Source(**values)
+    source = DownloadSource(**values)
     if source.sha256 and not re.fullmatch("[0-9a-fA-F]{64}", source.sha256):
         raise ValueError(f"{where}: a sha256 has 64 hexadecimal digits")
     if source.sha256_prefix and not re.fullmatch("[0-9a-fA-F]{8}", source.sha256_prefix):
@@ -89,7 +89,7 @@ def where_published(path: Path, file: Path = PUBLISHED) -> str:
     return ""
 
 
-def _source_named(name: str, sources: Mapping[str, Source]) -> Source | None:
+def _source_named(name: str, sources: Mapping[str, DownloadSource]) -> DownloadSource | None:
     """Return where a file of this name is published: in the table, or by torchvision."""
     if name in sources:
         return sources[name]
@@ -97,7 +97,7 @@ def _source_named(name: str, sources: Mapping[str, Source]) -> Source | None:
     return known.source if known else None
 
 
-def source_of_missing(weights: str, file: Path = PUBLISHED) -> Source | None:
+def source_of_missing(weights: str, file: Path = PUBLISHED) -> DownloadSource | None:
     """Return where `fetch_weights` would download this checkpoint from.
 
     None if it exists or its name is not known. Raises ValueError if its digest is not stated.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from models.blocks.torchvision_backbone import NAMES
-from utils.files.download import Source
+from utils.files.download import DownloadSource
 
 FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-([0-9a-f]{8})\.pth", re.ASCII)
 
@@ -20,7 +20,7 @@ class PublishedFile(NamedTuple):
     """A file of torchvision's weights: the name of its network, and where it is."""
 
     network: str
-    source: Source
+    source: DownloadSource
 
 
 def torchvision_file(name: str) -> PublishedFile | None:
@@ -43,5 +43,5 @@ def torchvision_files() -> dict[str, PublishedFile]:
             name = Path(urlsplit(url).path).name
             digits = FILE_NAME.fullmatch(name)
             if digits:
-                files[name] = PublishedFile(network, Source(url, sha256_prefix=digits[1]))
+                files[name] = PublishedFile(network, DownloadSource(url, sha256_prefix=digits[1]))
     return files

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data.dataset_yaml import MAX_BYTES, find_yaml, read_data_yaml
-from utils.files.download import Source
+from utils.files.download import DownloadSource
 
 
 def write(folder: Path, text: str, name: str = "data.yaml") -> Path:
@@ -112,13 +112,13 @@ def test_download_entry_is_parsed_but_not_run(tmp_path: Path) -> None:
         write(tmp_path, f"names: [a]\ndownload:\n  url: https://x.org/a.zip\n  sha256: {digest}\n")
     )
     assert (spec.download, spec.download_error) == (
-        (Source("https://x.org/a.zip", digest.lower()),),
+        (DownloadSource("https://x.org/a.zip", digest.lower()),),
         "",
     )
     spec = read_data_yaml(
         write(tmp_path, "names: [a]\ndownload: [https://x.org/a.zip, {url: file:///b.zip}]\n")
     )
-    assert spec.download == (Source("https://x.org/a.zip"), Source("file:///b.zip"))
+    assert spec.download == (DownloadSource("https://x.org/a.zip"), DownloadSource("file:///b.zip"))
     assert [str(source) for source in spec.download] == [
         "a.zip from x.org",
         "b.zip from this machine",

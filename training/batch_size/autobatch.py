@@ -37,7 +37,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
-class Check:
+class FinalTrial:
     """A step that is too slow for all trials, because the model is compiled first, for example.
 
     how: what is different, for the log.
@@ -55,7 +55,7 @@ def choose_batch(
     images: int,
     shares: int = 1,
     local_processes: int = 1,
-    check: Check | None = None,
+    check: FinalTrial | None = None,
 ) -> tuple[int, str]:
     """Return the batch size, and a sentence about it for the log.
 

@@ -7,7 +7,7 @@ from data.labels import Labels
 from data.multi_scale import MultiScale
 from models import build_loss
 from models.detector import Detector
-from training.batch_size.autobatch import Check, choose_batch
+from training.batch_size.autobatch import FinalTrial, choose_batch
 from training.batch_size.trial_step import TrialStep
 from training.distillation.distillation import Distillation
 from training.global_batch import GlobalBatch
@@ -79,12 +79,12 @@ def find_batch_size(
         step.compiled(images_per_process, mode)
 
     # What takes too long to be done in each trial. DataParallel's replicas are not compiled.
-    check: Check | None = None
+    check: FinalTrial | None = None
     if world.device.type == "cuda":
         if cfg.compile != "off" and not world.devices:
-            check = Check("compiled", compiled_step)
+            check = FinalTrial("compiled", compiled_step)
         elif cfg.one_shape:
-            check = Check("with the convolutions that cuDNN finds fastest", step.tuned)
+            check = FinalTrial("with the convolutions that cuDNN finds fastest", step.tuned)
 
     def smallest_of_all(number: int) -> int:
         return min(world.all_gather_object(number))

@@ -27,7 +27,7 @@ NOT_FOUND = "labels-not-found"
 LIKELY = 0.5  # the score from which on a fault counts; less sure ones are in the JSON file
 
 
-class Check(NamedTuple):
+class FaultKind(NamedTuple):
     """A kind of fault: how it is ranked, and what is said of it."""
 
     rank: Callable[[Boxes, Boxes, Overlaps], Ranked]
@@ -38,28 +38,28 @@ class Check(NamedTuple):
 
 
 CHECKS = (
-    Check(
+    FaultKind(
         ranking.missing_labels,
         "labels-missing",
         "detection",
         "without a label",
         "look at them in their order: label the objects, or pass over the model's mistakes",
     ),
-    Check(
+    FaultKind(
         ranking.swapped_classes,
         "labels-swapped",
         "label",
         "where the model finds another class",
         "look at them in their order: correct the class, or pass over the model's mistakes",
     ),
-    Check(
+    FaultKind(
         ranking.badly_placed,
         "labels-badly-placed",
         "label",
         "that the model finds in a slightly other place",
         "look at them in their order: move the box to its object",
     ),
-    Check(
+    FaultKind(
         ranking.unfound_labels,
         NOT_FOUND,
         "label",

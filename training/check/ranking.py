@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.metrics.matching import Pairs, overlapping_pairs
+from utils.metrics.matching import OverlappingPairs, overlapping_pairs
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -70,7 +70,7 @@ class Ranked:
 class Overlaps:
     """The pairs of detections and labels that overlap, of any classes."""
 
-    pairs: Pairs
+    pairs: OverlappingPairs
     same_class: NDArray[np.bool_]  # [P]
     confidence: Floats  # [P], of the detection
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from utils.files.atomic import atomic_write, name_os_errors, replace_folder, temporary_folder
     from utils.files.checkpoint_file import digest_of_checkpoint
     from utils.files.disk import exclusive_access, format_bytes, lock_folder, require_free_space
-    from utils.files.download import Source, check_url, fetch, sha256_of
+    from utils.files.download import DownloadSource, check_url, fetch, sha256_of
     from utils.files.fingerprint import digest_of_contents, digest_of_states, file_state
     from utils.files.folders import cache_folder, new_run_folder, newest_first, remove_partial_files
     from utils.files.pickled import read_plain
@@ -26,7 +26,7 @@ __all__, __getattr__ = lazy_listing(
         "atomic": ["atomic_write", "name_os_errors", "replace_folder", "temporary_folder"],
         "checkpoint_file": ["digest_of_checkpoint"],
         "disk": ["exclusive_access", "format_bytes", "lock_folder", "require_free_space"],
-        "download": ["Source", "check_url", "fetch", "sha256_of"],
+        "download": ["DownloadSource", "check_url", "fetch", "sha256_of"],
         "fingerprint": ["digest_of_contents", "digest_of_states", "file_state"],
         "folders": ["cache_folder", "new_run_folder", "newest_first", "remove_partial_files"],
         "pickled": ["read_plain"],

@@ -60,7 +60,7 @@ class TemporaryError(FaultError):
     """A temporary fault of the network or server: another try may succeed."""
 
 
-class Source(NamedTuple):
+class DownloadSource(NamedTuple):
     """A file's URL, and its SHA-256 in hexadecimal digits, "" if unknown.
 
     sha256_prefix: its first digits, where no more are known. They find damage; who wants to can
@@ -126,7 +126,7 @@ def check_url(url: str, *, plain_http: bool = False) -> None:
 
 
 def fetch(
-    source: Source,
+    source: DownloadSource,
     target: Path,
     *,
     limit: int = MAX_BYTES,
@@ -412,7 +412,7 @@ class _Transfer:
     def _require_allowed(self, size: int) -> None:
         if size > self.limit:
             raise FaultError(
-                f"{Source(self.part.url)} has {format_bytes(size)}; at most "
+                f"{DownloadSource(self.part.url)} has {format_bytes(size)}; at most "
                 f"{format_bytes(self.limit)} are allowed"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from utils.metrics.matching import Pairs, overlapping_pairs
+from utils.metrics.matching import OverlappingPairs, overlapping_pairs
 from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth, Ids
 
 IOU = 0.45  # lowest IoU of a match
@@ -81,10 +81,10 @@ def _pick_detections(detections: Detections, kept: np.ndarray) -> Detections:
     return Detections(*(column[kept] for column in vars(detections).values()))
 
 
-def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> Pairs:
+def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> OverlappingPairs:
     """Return the overlapping pairs in each image, highest IoU first, then highest score.
 
-    Pairs of any two classes. Those of an IoU below `iou` are left out.
+    OverlappingPairs of any two classes. Those of an IoU below `iou` are left out.
     """
     # overlapping_pairs needs ground truths sorted by group, here by image
     order = np.argsort(truth.image_ids, kind="stable")
@@ -100,13 +100,13 @@ def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> 
     scores = detections.scores[pairs.detection]
     best_first = np.lexsort((-scores, -pairs.iou))
     truths = order[pairs.truth[best_first]]
-    return Pairs(pairs.detection[best_first], truths, pairs.iou[best_first])
+    return OverlappingPairs(pairs.detection[best_first], truths, pairs.iou[best_first])
 
 
-def _match_one_to_one(pairs: Pairs) -> tuple[list[int], list[int]]:
+def _match_one_to_one(pairs: OverlappingPairs) -> tuple[list[int], list[int]]:
     """Return the rows of the matched detections and those of their ground truths.
 
-    Pairs are taken in order, each box once.
+    OverlappingPairs are taken in order, each box once.
     """
     truth_of: dict[int, int] = {}  # of each matched detection
     taken: set[int] = set()

@@ -143,7 +143,7 @@ def match_detections(
     )
 
 
-class Pairs(NamedTuple):
+class OverlappingPairs(NamedTuple):
     """Boxes that overlap, ordered by detection."""
 
     detection: np.ndarray  # int64 [P]
@@ -158,7 +158,7 @@ def overlapping_pairs(
     truth_groups: np.ndarray,
     truth_crowd: np.ndarray,
     least_iou: float,
-) -> Pairs:
+) -> OverlappingPairs:
     """Return the pairs of equal group with an IoU of at least `least_iou`.
 
     Args:
@@ -191,7 +191,9 @@ def overlapping_pairs(
         detections.append(detection[overlapping])
         truths.append(truth[overlapping])
         ious.append(iou[overlapping])
-    return Pairs(np.concatenate(detections), np.concatenate(truths), np.concatenate(ious))
+    return OverlappingPairs(
+        np.concatenate(detections), np.concatenate(truths), np.concatenate(ious)
+    )
 
 
 def box_iou(boxes_xywh: np.ndarray, truth_xywh: np.ndarray, truth_crowd: np.ndarray) -> np.ndarray:
@@ -339,7 +341,7 @@ def _count_truths(
     return np.array(truths), images
 
 
-def match_pairs(pairs: Pairs, groups: np.ndarray, num_truths: int) -> np.ndarray:
+def match_pairs(pairs: OverlappingPairs, groups: np.ndarray, num_truths: int) -> np.ndarray:
     """Return the ground truth that each detection takes, int64 [D], -1 for none.
 
     As in `match_detections`, of pairs that all overlap enough, without ignored ground truths.
@@ -358,7 +360,11 @@ def match_pairs(pairs: Pairs, groups: np.ndarray, num_truths: int) -> np.ndarray
 
 
 def _match_in_turns(
-    pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
+    pairs: OverlappingPairs,
+    groups: np.ndarray,
+    crowd: np.ndarray,
+    ignored: np.ndarray,
+    thresholds: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which detections took a ground truth to find, and which an ignored one.
 
@@ -376,7 +382,7 @@ def _match_in_turns(
     return true_positive, took_ignored
 
 
-class Matches(NamedTuple):
+class TurnMatches(NamedTuple):
     """The matches of a turn, N of them."""
 
     area: np.ndarray  # int64 [N], index of the area range
@@ -386,8 +392,12 @@ class Matches(NamedTuple):
 
 
 def _matches_in_turns(
-    pairs: Pairs, groups: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
-) -> Iterator[Matches]:
+    pairs: OverlappingPairs,
+    groups: np.ndarray,
+    crowd: np.ndarray,
+    ignored: np.ndarray,
+    thresholds: np.ndarray,
+) -> Iterator[TurnMatches]:
     """Yield the matches of the first detection of every group, of the second, and so on.
 
     Args:
@@ -411,10 +421,10 @@ def _matches_in_turns(
 
         # Each match takes its ground truth, unless that is a crowd.
         taken[area, threshold, truth] = ~crowd[truth]
-        yield Matches(area, threshold, turn.detection[pair], truth)
+        yield TurnMatches(area, threshold, turn.detection[pair], truth)
 
 
-def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
+def _turns(pairs: OverlappingPairs, groups: np.ndarray) -> Iterator[OverlappingPairs]:
     """Yield the pairs of the first detection of every group, of the second, and so on.
 
     The pairs of a detection are in order of ascending IoU, those of equal IoU in the order of their
@@ -433,11 +443,11 @@ def _turns(pairs: Pairs, groups: np.ndarray) -> Iterator[Pairs]:
     stops = np.cumsum(pairs_in_turn).tolist()
     for start, stop in pairwise([0, *stops]):
         chosen = order[start:stop]
-        yield Pairs(pairs.detection[chosen], pairs.truth[chosen], pairs.iou[chosen])
+        yield OverlappingPairs(pairs.detection[chosen], pairs.truth[chosen], pairs.iou[chosen])
 
 
 def _preference(
-    turn: Pairs, taken: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
+    turn: OverlappingPairs, taken: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray
 ) -> np.ndarray:
     """Return how much each pair's detection prefers the pair, int32 [A, T, P].
 

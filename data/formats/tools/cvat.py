@@ -41,7 +41,7 @@ FRAME = "frame_{:06d}"  # the name of an image of a video
 NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-class Frame(NamedTuple):
+class VideoFrame(NamedTuple):
     """A frame of a video. An export of a project has those of several tasks."""
 
     task: str
@@ -75,7 +75,7 @@ class _Collector:
         self.problems: list[Problem] = []  # that are not of an image
         self.images: list[AnnotatedImage] = []
         self.objects = Objects()  # of the last image, or of the last frame
-        self.frames: dict[Frame, Objects] = defaultdict(Objects)
+        self.frames: dict[VideoFrame, Objects] = defaultdict(Objects)
         self.track: Attributes = {}  # the track that is read
         self.name = ""  # the class of the object that is read
         self.skeleton: list[Point] = []  # the points of the skeleton that is read
@@ -129,7 +129,7 @@ class _Collector:
                 return
             task = self.track.get("task_id", "")
             split = self.track.get("subset", "")
-            self.objects = self.frames[Frame(task, split, int(frame))]
+            self.objects = self.frames[VideoFrame(task, split, int(frame))]
 
         self.name = owner.get("label", "")
         self.skeleton = []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.export.exported import ExportedBackend
-    from models.export.source import Source
+    from models.export.source import ExportSource
 
 
 class Onnx(ExportFormat):
@@ -24,7 +24,7 @@ class Onnx(ExportFormat):
     precision_is_fixed = True
     compared_on_device = False
 
-    def write(self, path: Path, source: "Source", calibration: "Sequence[Tensor]") -> None:
+    def write(self, path: Path, source: "ExportSource", calibration: "Sequence[Tensor]") -> None:
         from models.export.onnx.int8 import quantized_onnx
         from models.export.onnx.write import onnx_bytes
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.export.exported import ExportedBackend
-    from models.export.source import Source
+    from models.export.source import ExportSource
 
 
 class OpenVino(ExportFormat):
@@ -30,7 +30,7 @@ class OpenVino(ExportFormat):
 
         require_replaceable(path, path.name.removesuffix(self.suffix))
 
-    def write(self, path: Path, source: "Source", calibration: "Sequence[Tensor]") -> None:
+    def write(self, path: Path, source: "ExportSource", calibration: "Sequence[Tensor]") -> None:
         from models.export.openvino.int8 import quantized_openvino
         from models.export.openvino.write import openvino_model, write_openvino
 

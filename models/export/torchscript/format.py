@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.export.exported import ExportedBackend
-    from models.export.source import Source
+    from models.export.source import ExportSource
 
 
 class TorchScript(ExportFormat):
@@ -24,7 +24,7 @@ class TorchScript(ExportFormat):
     precision_is_fixed = True
     compared_on_device = True
 
-    def write(self, path: Path, source: "Source", calibration: "Sequence[Tensor]") -> None:
+    def write(self, path: Path, source: "ExportSource", calibration: "Sequence[Tensor]") -> None:
         from models.export.torchscript.write import torchscript_bytes
 
         path.write_bytes(torchscript_bytes(source.export))

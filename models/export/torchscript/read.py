@@ -17,8 +17,8 @@ from models.export.torchscript.write import METADATA, packed, torchscript_digest
 from utils.files.pickled import (
     CHUNK,
     ClassName,
+    PickledObject,
     PickleReader,
-    Record,
     StorageReference,
     is_view,
     open_limited,
@@ -144,7 +144,7 @@ def check_pickle(entries: Mapping[str, bytes], folder: str, kind: str) -> None:
     left = sum(map(len, entries.values()))  # bytes that tensors may still have together
     root = PickleReader().run(entries[f"{folder}.pkl"])
     for value in values_of(root):
-        if not isinstance(value, Record) or own_class.fullmatch(value.kind):
+        if not isinstance(value, PickledObject) or own_class.fullmatch(value.kind):
             continue
         if value.kind != "torch._utils._rebuild_tensor_v2":
             raise ValueError(f"it builds a {excerpt(value.kind)}")
@@ -179,7 +179,7 @@ def values_of(root: Any) -> Iterator[Any]:
             pending += value
         elif isinstance(value, dict):
             pending += [*value.keys(), *value.values()]
-        elif isinstance(value, Record):
+        elif isinstance(value, PickledObject):
             if value.items:
                 raise ValueError("it has an object with items")
             if not value.kind.startswith("torch._utils."):  # a tensor is checked as a whole

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.assign.anchor_ratio import Matches, match_anchors
+from models.assign.anchor_ratio import AnchorMatches, match_anchors
 
 ANCHORS = torch.tensor([[10.0, 13], [16, 30], [33, 23]])
 IMAGES = 3
@@ -40,21 +40,21 @@ def match_level(
     images: int,
     grid: tuple[int, int],
     limit: float,
-) -> Matches:
+) -> AnchorMatches:
     """Return the matches with a single level, each array [M]. anchors: [A, 2]."""
     found = match_anchors(targets, anchors[None], [stride], images, [grid], limit)
-    return Matches(**{name: values[0] for name, values in vars(found).items()})
+    return AnchorMatches(**{name: values[0] for name, values in vars(found).items()})
 
 
 def match_indices(
-    found: Matches, grid: tuple[int, int], anchors: int = len(ANCHORS)
+    found: AnchorMatches, grid: tuple[int, int], anchors: int = len(ANCHORS)
 ) -> list[tuple[int, ...]]:
     """Return image, row, column and anchor of each valid match."""
     indices = np.unravel_index(found.prediction[found.valid].numpy(), (IMAGES, *grid, anchors))
     return list(zip(*(axis.tolist() for axis in indices), strict=True))
 
 
-def sorted_matches(found: Matches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
+def sorted_matches(found: AnchorMatches, grid: tuple[int, int] = (8, 8)) -> list[tuple]:
     """Return the valid matches as sorted rows of (image, row, column, anchor), class, box, anchor
     size.
     """

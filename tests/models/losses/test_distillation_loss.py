@@ -15,7 +15,7 @@ from models.heads import CellPredictions, WithAuxiliary, WithProjections
 from models.heads.cells import joint_logit
 from models.losses.distillation import (
     DistillationLoss,
-    Pairs,
+    PredictionPairs,
     Shared,
     Taught,
     channel_divergence,
@@ -157,7 +157,7 @@ def test_output_of_two_pairs():
     quarter = math.log(1 / 3)
     logits = torch.tensor([[[0.0, -2.0], [0.0, quarter]]])
     teacher_logits = torch.tensor([[[0.0, -2.0], [quarter, quarter]]])
-    found = output_sum(Pairs(boxes, logits, teacher_boxes, teacher_logits))
+    found = output_sum(PredictionPairs(boxes, logits, teacher_boxes, teacher_logits))
     assert found.item() == pytest.approx(0.5 * 1.25 + math.log(2) / 64, rel=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_inverted_box_of_the_model_costs_as_much_as_one_that_misses():
     zero = torch.zeros(1, 1, 1)
     for side in (1.0, 1000.0):
         boxes = torch.tensor([[[4 + side, 4 + side, 4 - side, 4 - side]]])
-        found = output_sum(Pairs(boxes, zero, teacher_boxes, zero))
+        found = output_sum(PredictionPairs(boxes, zero, teacher_boxes, zero))
         assert found.item() == pytest.approx(0.5)
 
 

@@ -28,7 +28,7 @@ from models.weights.kestrel import load_detector
 from models.weights.pickled_module import holds_module, read_external
 from tests.support.saved_files import LAYOUTS
 from utils.files import checkpoint_file
-from utils.files.pickled import PickleReader, Record, interpreter
+from utils.files.pickled import PickledObject, PickleReader, interpreter
 
 ROOT = Path(__file__).parents[3]
 FIXTURE = ROOT.parent / "shared" / "fixtures" / "yolov5n_bccd"
@@ -636,10 +636,10 @@ def test_classes_named_in_a_pickle_are_never_imported(watch, model, tmp_path):
 
 
 def test_pickle_reader_returns_plain_data_and_records():
-    """Hand-written opcodes: a call becomes a Record, and so does an object with its state."""
+    """Hand-written opcodes: a call, and an object with its state, become a PickledObject."""
     steps = START + global_opcode("a.b", "C") + b"K\x01\x85R}X\x01\x00\x00\x00xNsb."
     found = PickleReader().run(steps)
-    assert isinstance(found, Record)
+    assert isinstance(found, PickledObject)
     assert (found.kind, found.args, found.state) == ("a.b.C", (1,), {"x": None})
     values = [
         None,

@@ -15,7 +15,7 @@ from torch import nn
 from models import LossGains, build_loss, build_model
 from training.batch_size import autobatch
 from training.batch_size.autobatch import (
-    Check,
+    FinalTrial,
     checked_batch,
     choose_batch,
     format_gib,
@@ -350,7 +350,7 @@ def test_batch_that_does_not_fit_when_compiled_is_reduced(simulated_steps):
         return (100 + 20 * images) * MIB
 
     batch, sentence = choose_batch(
-        step, single_process, device=CPU, images=5000, check=Check("compiled", check)
+        step, single_process, device=CPU, images=5000, check=FinalTrial("compiled", check)
     )
     assert tried == [90, 48, 46]
     assert batch == 46

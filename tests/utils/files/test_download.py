@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.scripted_server import Server, file_answer, fixed_answer, raw_answer
 from utils.files import download
-from utils.files.download import Source, check_url, fetch, host_of
+from utils.files.download import DownloadSource, check_url, fetch, host_of
 from utils.terminal import FaultError
 
 DATA = bytes(range(256)) * 400  # 102,400 bytes
@@ -28,7 +28,7 @@ def get(tmp_path):
     def run(server: Server, sha256: str = "", path: str = "/a.zip", **options):
         target = tmp_path / "a.zip"
         found = fetch(
-            Source(server.url + path, sha256),
+            DownloadSource(server.url + path, sha256),
             target,
             **{"pauses_s": NO_PAUSES, "stall_s": 0.3} | options,
         )
@@ -346,7 +346,7 @@ def test_refused_connection_is_reported(tmp_path):
             FaultError,
             match=r"127.0.0.1:\d+ refused the connection; gave up after 1 tries in a row$",
         ):
-            fetch(Source(url), tmp_path / "a.zip", pauses_s=())
+            fetch(DownloadSource(url), tmp_path / "a.zip", pauses_s=())
 
 
 def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
@@ -361,7 +361,7 @@ def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
         FaultError,
         match=r"somewhere\.invalid cannot be reached: Tunnel connection failed: 403 Forbidden",
     ):
-        fetch(Source("https://somewhere.invalid/a.zip"), tmp_path / "b.zip", pauses_s=())
+        fetch(DownloadSource("https://somewhere.invalid/a.zip"), tmp_path / "b.zip", pauses_s=())
     assert [path for path, _ in proxy.received] == ["somewhere.invalid:443"]
 
 
@@ -371,7 +371,7 @@ def test_proxy_is_not_used_for_localhost(serve, get, tmp_path, monkeypatch):
 def test_file_urls_are_copied(tmp_path):
     source, target = tmp_path / "a b.zip", tmp_path / "c.zip"
     source.write_bytes(DATA)
-    assert fetch(Source(source.as_uri(), DIGEST), target) == DIGEST
+    assert fetch(DownloadSource(source.as_uri(), DIGEST), target) == DIGEST
     assert target.read_bytes() == DATA
     for url in (
         (tmp_path / "none").as_uri(),
@@ -380,9 +380,9 @@ def test_file_urls_are_copied(tmp_path):
         source.as_uri() + "%00",
     ):
         with pytest.raises(FaultError, match="there is no such file"):
-            fetch(Source(url), target)
+            fetch(DownloadSource(url), target)
     with pytest.raises(FaultError, match=r"the SHA-256 of a%20b\.zip from this machine is"):
-        fetch(Source(source.as_uri(), "0" * 64), target)
+        fetch(DownloadSource(source.as_uri(), "0" * 64), target)
     assert target.read_bytes() == DATA
 
 
@@ -437,7 +437,7 @@ def test_urls_that_are_not_allowed_are_refused(url, problem, tmp_path):
     with pytest.raises(ValueError, match=problem):
         check_url(url)
     with pytest.raises(ValueError, match=problem):
-        fetch(Source(url), tmp_path / "a")
+        fetch(DownloadSource(url), tmp_path / "a")
 
 
 def test_redirects_of_plain_http_stay_in_plain_http_only_if_it_is_allowed():

@@ -16,7 +16,7 @@ from utils.metrics.coco_json import read_coco_results
 from utils.metrics.matching import (
     AREA_RANGES,
     IOU_THRESHOLDS,
-    Pairs,
+    OverlappingPairs,
     match_detections,
     overlapping_pairs,
 )
@@ -212,7 +212,7 @@ class TestHandWorked:
             boxes, np.array([5, 4]), boxes[:1], np.array([4]), np.array([False]), 0.5
         )
         assert [column.tolist() for column in pairs] == [[1], [0], [1.0]]
-        assert isinstance(pairs, Pairs)
+        assert isinstance(pairs, OverlappingPairs)
 
 
 class TestOrder:

@@ -1,15 +1,15 @@
 """Read the pickle and the tensors of a torch.save file as data, without executing anything.
 
 `open_saved` opens a file of either layout: a zip, or the older one of pickles and storages. Its
-pickle becomes plain values and `Record` objects, its tensors are read from the file's own bytes,
+pickle becomes plain values and `PickledObject`s, its tensors are read from the file's own bytes,
 whose sizes are checked.
 """
 
 from utils.files.pickled.interpreter import (
     MAX_DEPTH,
     ClassName,
+    PickledObject,
     PickleReader,
-    Record,
     StorageReference,
     entries_if_mapping,
     is_args,
@@ -27,7 +27,7 @@ __all__ = [
     "MAX_DEPTH",
     "ClassName",
     "PickleReader",
-    "Record",
+    "PickledObject",
     "SavedFile",
     "StorageReference",
     "TensorReader",

@@ -1,4 +1,4 @@
-"""Run a pickle as data: names are never imported, calls become `Record` objects.
+"""Run a pickle as data: names are never imported, calls become `PickledObject` objects.
 
 A pickle is a program. torch.load is not used: even with weights_only it executes calls (bytearray,
 torch.Tensor) that allocate as much memory as the pickle asks for.
@@ -60,7 +60,7 @@ class ClassName:
 
 
 @dataclass(eq=False)
-class Record:
+class PickledObject:
     """Stands for the object that `kind(*args)` would create.
 
     state, items: what the pickle sets on it.
@@ -127,7 +127,7 @@ class PickleReader:
         self.storages: set[StorageReference] = set()
 
     def run(self, pickled: bytes | bytearray | PickleSource) -> Any:
-        """Return the pickled value; each call in the pickle is a Record.
+        """Return the pickled value; each call in the pickle is a PickledObject.
 
         pickled: the pickle, or a file that is at its start; no more than the pickle is read of it.
 
@@ -196,7 +196,7 @@ class PickleReader:
                 self._record(self.stack.pop())
             case "BUILD":
                 state = self.stack.pop()
-                self._target(Record).state = state
+                self._target(PickledObject).state = state
 
             case "SETITEM" | "SETITEMS":
                 if opcode == "SETITEM":
@@ -204,13 +204,13 @@ class PickleReader:
                 else:
                     values = self._since_mark()
 
-                target = self._target(dict, Record)
-                items = target.items if isinstance(target, Record) else target
+                target = self._target(dict, PickledObject)
+                items = target.items if isinstance(target, PickledObject) else target
                 self.skipped_keys += _set_items(items, values)
 
             case "APPEND" | "APPENDS" | "ADDITEMS":
                 values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
-                target = self._target(list, Record)
+                target = self._target(list, PickledObject)
                 if isinstance(target, list):
                     target.extend(values)
 
@@ -227,11 +227,11 @@ class PickleReader:
         return values
 
     def _record(self, args: Any) -> None:
-        """Replace the class or function on the stack by the Record of a call with `args`."""
+        """Replace the class or function on the stack by the PickledObject of a call with `args`."""
         callee = self.stack.pop()
         if not isinstance(callee, ClassName):
             raise ValueError("its pickle calls a value that is not callable")
-        self.stack.append(Record(callee.name, args))
+        self.stack.append(PickledObject(callee.name, args))
 
     def _refer(self, reference: Any) -> None:
         """Put on the stack what a reference stands for: a storage, or a class.
@@ -308,7 +308,7 @@ def entries_if_mapping(value: Any) -> dict[Any, Any]:
 
 def without_subclass(value: Any) -> Any:
     """Return the record of a dict subclass as the dict of its entries, any other value as it is."""
-    if isinstance(value, Record) and value.kind in MAPPINGS:
+    if isinstance(value, PickledObject) and value.kind in MAPPINGS:
         return value.items
     return value
 

@@ -33,7 +33,7 @@ class LegacyLayout:
         self._offsets: dict[StorageReference, int] | None = None
 
     def unpickled(self) -> Any:
-        """Return the pickled value; each call in the pickle is a Record.
+        """Return the pickled value; each call in the pickle is a PickledObject.
 
         Raises ValueError for pickles that are no such five. The storages after them are not checked
         before one of them is read: so it is known what a truncated file was.

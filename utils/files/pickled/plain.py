@@ -9,13 +9,15 @@ from utils.files.pickled.interpreter import (
     MAX_PICKLE,
     MAX_STEPS,
     ClassName,
+    PickledObject,
     PickleReader,
-    Record,
     is_args,
 )
 from utils.files.pickled.limited import open_limited
 from utils.files.pickled.tensors import TensorReader, is_tensor
 from utils.files.pickled.zip_layout import ZipLayout
+
+PICKLED_BYTES = "_codecs.encode"  # the function that protocol 2 calls for bytes
 
 
 def read_plain(path: Path) -> Any:
@@ -49,10 +51,10 @@ def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int)
         return tuple(entries) if isinstance(value, tuple) else entries
     if is_tensor(value):
         return reader.tensor(value)
-    if isinstance(value, Record) and value.kind == "_codecs.encode":  # how protocol 2 pickles bytes
+    if isinstance(value, PickledObject) and value.kind == PICKLED_BYTES:
         text = value.args[0] if is_args(value.args, 1) else None
         return text.encode("latin-1") if isinstance(text, str) else b""
-    if isinstance(value, (Record, ClassName)):
-        name = value.kind if isinstance(value, Record) else value.name
+    if isinstance(value, (PickledObject, ClassName)):
+        name = value.kind if isinstance(value, PickledObject) else value.name
         raise ValueError(f"it holds something other than tensors and plain values: {name}")
     return value

@@ -13,7 +13,7 @@ class SavedFile(Protocol):
     size: int
 
     def unpickled(self) -> Any:
-        """Return the pickled value; each call in the pickle is a Record.
+        """Return the pickled value; each call in the pickle is a PickledObject.
 
         Raises ValueError if the pickle is damaged, or has what no checkpoint needs.
         """

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files.pickled.interpreter import Record, StorageReference, is_args
+from utils.files.pickled.interpreter import PickledObject, StorageReference, is_args
 from utils.files.pickled.saved_file import SavedFile
 
 
@@ -19,12 +19,12 @@ class TensorReader:
         self._read: dict[str, bytearray] = {}
 
     def tensor(self, value: Any) -> Tensor:
-        """Return the tensor or parameter of a Record, a view of the bytes read from the file.
+        """Return a pickled tensor or parameter, a view of the bytes read from the file.
 
-        It has the saved strides. Raises ValueError if the Record is something else, or the tensor
+        It has the saved strides. Raises ValueError if the object is something else, or the tensor
         reaches outside its storage.
         """
-        kind = value.kind if isinstance(value, Record) else ""
+        kind = value.kind if isinstance(value, PickledObject) else ""
         if kind == "torch._utils._rebuild_parameter" and is_args(value.args, 1):
             value = value.args[0]  # the parameter's tensor
         if not is_tensor(value):
@@ -60,7 +60,7 @@ class TensorReader:
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, Record) and value.kind == "torch._utils._rebuild_tensor_v2"
+    return isinstance(value, PickledObject) and value.kind == "torch._utils._rebuild_tensor_v2"
 
 
 def are_same_tensor(first: Any, second: Any) -> bool:

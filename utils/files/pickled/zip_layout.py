@@ -53,7 +53,7 @@ class ZipLayout:
             raise ValueError("its numbers are not little-endian")
 
     def unpickled(self) -> Any:
-        """Return the pickled value; each call in the pickle is a Record."""
+        """Return the pickled value; each call in the pickle is a PickledObject."""
         return PickleReader().run(self.read("data.pkl", MAX_PICKLE))
 
     def storage(self, reference: StorageReference) -> bytearray:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.metrics.errors.costs import Marked, error_costs
-from utils.metrics.matching import Pairs, blocks_of, match_pairs, overlapping_pairs
+from utils.metrics.matching import OverlappingPairs, blocks_of, match_pairs, overlapping_pairs
 from utils.metrics.records import Detections, GroundTruth, Ids
 
 ERROR_KINDS = ("classification", "localization", "both", "duplicate", "background", "missed")
@@ -239,7 +239,11 @@ def _classify_block(
 
 
 def _found_truths(
-    pairs: Pairs, is_same: np.ndarray, picked: _Detected, objects: _Truths, num_classes: int
+    pairs: OverlappingPairs,
+    is_same: np.ndarray,
+    picked: _Detected,
+    objects: _Truths,
+    num_classes: int,
 ) -> np.ndarray:
     """Return the ground truth that each detection finds, int64 [n], -1 for none.
 
@@ -247,13 +251,13 @@ def _found_truths(
     """
     can_match = _choose(pairs, is_same & (pairs.iou >= MATCH_IOU))
     # Of equal IoUs the first is to be taken, and match_pairs takes the last.
-    backwards = Pairs(*(column[::-1] for column in can_match))
+    backwards = OverlappingPairs(*(column[::-1] for column in can_match))
     groups = picked.images * num_classes + picked.classes
     return match_pairs(backwards, groups, len(objects.rows))
 
 
 def _kinds(
-    pairs: Pairs, is_same: np.ndarray, found: np.ndarray, is_found: np.ndarray
+    pairs: OverlappingPairs, is_same: np.ndarray, found: np.ndarray, is_found: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the kind of each detection, int8 [n], and its ground truth, int64 [n], -1 for none.
 
@@ -317,7 +321,7 @@ def _claims(
     return claims
 
 
-def _pairs_in_images(picked: _Detected, truths: _Truths) -> Pairs:
+def _pairs_in_images(picked: _Detected, truths: _Truths) -> OverlappingPairs:
     """Return the pairs of one image, of any classes, that overlap by BACKGROUND_IOU or more.
 
     Ordered by detection, then descending IoU, then ground truth.
@@ -334,8 +338,8 @@ def _pairs_in_images(picked: _Detected, truths: _Truths) -> Pairs:
     return _choose(pairs, order)
 
 
-def _choose(pairs: Pairs, chosen: np.ndarray) -> Pairs:
-    return Pairs(*(column[chosen] for column in pairs))
+def _choose(pairs: OverlappingPairs, chosen: np.ndarray) -> OverlappingPairs:
+    return OverlappingPairs(*(column[chosen] for column in pairs))
 
 
 class _Best(NamedTuple):
@@ -345,7 +349,7 @@ class _Best(NamedTuple):
     iou: np.ndarray  # float64 [n], 0 for none
 
 
-def _best_of(pairs: Pairs, num_detections: int) -> _Best:
+def _best_of(pairs: OverlappingPairs, num_detections: int) -> _Best:
     """Return the ground truth of the first pair of each detection. pairs: best first."""
     first = np.flatnonzero(np.diff(pairs.detection, prepend=-1))
     owner = pairs.detection[first]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tests.support.saved_files import MACHINE, header_pickles
 from utils.files.pickled import (
+    PickledObject,
     PickleReader,
-    Record,
     TensorReader,
     is_tensor,
     legacy_layout,
@@ -106,7 +106,7 @@ def test_getattr_is_a_record_and_not_plain(tmp_path):
     content = {"mean": torch.Tensor([1.0]).mean, "x": torch.zeros(1)}
     with open_saved(save(tmp_path / "a.pth", content)) as saved:
         found = saved.unpickled()["mean"]
-    assert isinstance(found, Record)
+    assert isinstance(found, PickledObject)
     assert found.kind == "builtins.getattr"
     assert found.args[1] == "mean"
     with pytest.raises(ValueError, match=r"other than tensors and plain values: builtins\.getattr"):
