@@ -199,7 +199,7 @@ from data import Loader, build_evaluation_loader, open_dataset
 from data.labels import Labels
 from data.splits import Dataset
 from models.backends.combined import MergedClasses
-from models.export import ExportedBackend, ExportedModel, Suppression, Writer, format_of
+from models.export import ExportedBackend, ExportedModel, Suppression, Writer, export_format_of
 from models.export.compare import ReferenceBackend, compare, drawn_images
 from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
@@ -412,7 +412,7 @@ def open_dataset_images(
 
 def open_exported(path: Path, device: torch.device) -> ExportedBackend:
     """Return the backend of an exported file, on the device on which it is compared with torch."""
-    export_format = format_of(path)
+    export_format = export_format_of(path)
     if export_format is None:
         raise TypeError(f"{path} is not an exported file")
     if not export_format.compared_on_device:

@@ -12,7 +12,7 @@ from models.backends.combined import AugmentedViews, Ensemble, ReorderedClasses
 from models.backends.in_torch import TorchBackend
 from models.backends.packed import pack_convolutions
 from models.export.exported import ExportedBackend
-from models.export.registry import format_of
+from models.export.registry import export_format_of
 from models.weights.kestrel import digest, load_detector
 from models.weights.trained_settings import trained_settings
 from utils.distributed.precision import choose_precision
@@ -118,7 +118,7 @@ def load_backend(
     """
     if device.type != "cpu":
         threads = 1
-    export_format = format_of(path)
+    export_format = export_format_of(path)
     if export_format is None:
         return _load_checkpoint(path, device, half, threads, head)
 

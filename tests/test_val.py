@@ -21,7 +21,7 @@ from models.backends import Backend, Prediction
 from tests.support.exporting import lively_detector, micro_table, save_checkpoint
 from tests.support.launching import forked
 from training.evaluation import evaluate_split
-from training.result_pictures import draw_detections
+from training.result_pictures import draw_val_batch
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 from utils.metrics.records import Detections
@@ -507,7 +507,7 @@ def test_batch_plots_accept_gpu_tensors(loader, tmp_path):
         np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0)
     )
     pictures.train_batch(0, batch.images, batch.targets)
-    draw_detections(pictures, 0, batch, nothing, loader.labels)
+    draw_val_batch(pictures, 0, batch, nothing, loader.labels)
     pictures._drawn[0].result(30)
     names = {"train_batch0.jpg", "val_batch0_labels.jpg", "val_batch0_pred.jpg"}
     assert {file.name for file in tmp_path.iterdir()} == names

@@ -24,10 +24,10 @@ def draw_results(
     curves = evaluation.curves
     pictures.results(curves.drawn(), curves.best_confidence, evaluation.confusion())
     for number, batch in zip(range(BATCHES), loader, strict=False):
-        draw_detections(pictures, number, batch, evaluation.detections, loader.labels)
+        draw_val_batch(pictures, number, batch, evaluation.detections, loader.labels)
 
 
-def draw_detections(
+def draw_val_batch(
     pictures: Pictures, number: int, batch: Batch, detections: Detections, labels: Labels
 ) -> None:
     """Draw a validation batch's ground truth, and its detections from SHOWN_CONFIDENCE on.

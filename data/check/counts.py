@@ -34,7 +34,7 @@ def split_table(examined: Examined) -> Table:
     return Table("Splits", header, tuple(rows), "Long side: smallest / median / largest.")
 
 
-def class_table(examined: Examined) -> Table:
+def class_counts_table(examined: Examined) -> Table:
     """Return the boxes of each class in each split, and the share of all."""
     counts = class_counts(examined)
     totals = counts.sum(0)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from data.check.anchors import anchor_table
 from data.check.boxes import check_boxes, size_table
 from data.check.copies import check_copies, find_copies
-from data.check.counts import check_classes, class_table, split_table
+from data.check.counts import check_classes, class_counts_table, split_table
 from data.check.files import check_files
 from data.check.findings import Diagnosis
 from data.check.reading import Examined
@@ -36,7 +36,7 @@ def diagnose(examined: Examined, cache: Path | None, *, progress: bool = False) 
     splits = {split.name: len(split.labels) for split in examined.splits}
     diagnosis = Diagnosis(examined.spec.title, splits, examined.image_size)
     has_boxes = not all(split.labels.crowd.all() for split in examined.splits)
-    diagnosis.tables += [split_table(examined), class_table(examined)]
+    diagnosis.tables += [split_table(examined), class_counts_table(examined)]
     if has_boxes:
         diagnosis.tables += [size_table(examined), anchor_table(examined)]
 

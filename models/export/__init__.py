@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from models.export.base import ExportFormat
     from models.export.exported import ExportedBackend
     from models.export.metadata import ExportedModel, Suppression
-    from models.export.registry import FORMATS, format_of
+    from models.export.registry import FORMATS, export_format_of
     from models.export.writer import Writer
 
 __all__, __getattr__ = lazy_listing(
@@ -21,7 +21,7 @@ __all__, __getattr__ = lazy_listing(
         "base": ["ExportFormat"],
         "exported": ["ExportedBackend"],
         "metadata": ["ExportedModel", "Suppression"],
-        "registry": ["FORMATS", "format_of"],
+        "registry": ["FORMATS", "export_format_of"],
         "writer": ["Writer"],
     },
 )

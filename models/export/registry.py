@@ -20,7 +20,7 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-def format_of(path: Path) -> ExportFormat | None:
+def export_format_of(path: Path) -> ExportFormat | None:
     """Return the format of a file or folder, by its name; None if it is not an exported file."""
     for export_format in FORMATS.values():
         if export_format.accepts(path):

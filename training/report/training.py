@@ -143,7 +143,7 @@ class TrainingReport:
         page = ReportPage(
             script="train.py",
             state=state,
-            status=status_text(state, len(self._rows), run.config["epochs"]),
+            status=run_status_text(state, len(self._rows), run.config["epochs"]),
             figures=self._figures,
             facts=[*self._facts, ("Time", self._times())],
             settings=setting_rows(run.config, TrainConfig().as_dict()),
@@ -177,12 +177,12 @@ class TrainingReport:
         return times
 
 
-def status_text(state: State, trained: int, epochs: int) -> str:
+def run_status_text(state: State, trained: int, epochs: int) -> str:
     """Return how far a run is, as text.
 
-    >>> status_text("running", 3, 10), status_text("finished", 10, 10)
+    >>> run_status_text("running", 3, 10), run_status_text("finished", 10, 10)
     ('running: 3 of 10 epochs', 'finished: 10 epochs')
-    >>> status_text("finished", 7, 10)
+    >>> run_status_text("finished", 7, 10)
     'finished: stopped early, 7 of 10 epochs'
     """
     wanted = counted(epochs, "epoch")

@@ -380,7 +380,7 @@ class _Transfer:
         if status == 416:  # the file is shorter than the part, so it has changed
             self.part.forget()
         kind = TemporaryError if status in TEMPORARY_STATUS else FaultError
-        raise kind(f"{host} answered {status_text(status)}")
+        raise kind(f"{host} answered {http_status_text(status)}")
 
     def _append(self, read: Callable[[], bytes], host: str) -> None:
         """Append all received bytes.
@@ -510,12 +510,12 @@ def _redirected(url: str, location: str, plain_http: bool = False) -> str:
     return target
 
 
-def status_text(status: int) -> str:
+def http_status_text(status: int) -> str:
     """Return the status code of a response with the phrase of the standard.
 
     The server's own text is not repeated.
 
-    >>> status_text(404), status_text(799)
+    >>> http_status_text(404), http_status_text(799)
     ('404 Not Found', '799')
     """
     phrase = f" {http.HTTPStatus(status).phrase}" if status in set(http.HTTPStatus) else ""

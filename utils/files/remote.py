@@ -12,9 +12,9 @@ from utils.files.download import (
     authorization,
     check_url,
     host_of,
+    http_status_text,
     network_errors,
     open_response,
-    status_text,
 )
 from utils.terminal import FaultError
 
@@ -118,5 +118,5 @@ def _accepted(response: Response, host: str, stall_s: float) -> Remote:
     Raises: FaultError if it has another status than 200.
     """
     if response.status != 200:
-        raise FaultError(f"{host} answered {status_text(response.status)}")
+        raise FaultError(f"{host} answered {http_status_text(response.status)}")
     return Remote(response, host, stall_s)

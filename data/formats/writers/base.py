@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from data.formats.writers.xml_text import require_writable
+from data.formats.writers.xml_text import require_xml_names
 from utils.printable import excerpt
 
 PIXEL_DIGITS = 6  # decimal places of a coordinate in pixels
@@ -79,7 +79,7 @@ class LabelWriter(ABC):
         if not self.has_any_name:
             _require_lines(names, self.title)
         if self.is_xml:
-            require_writable(names)
+            require_xml_names(names)
         self.folder = folder
         self.names = list(names)
         self.boxes = 0  # written so far

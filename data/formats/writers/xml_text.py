@@ -10,7 +10,7 @@ from utils.printable import excerpt
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-def require_writable(names: Iterable[str]) -> None:
+def require_xml_names(names: Iterable[str]) -> None:
     """Raise ValueError for a name that XML cannot hold."""
     for name in names:
         if FORBIDDEN.search(name):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import export
-from models.export import FORMATS, ExportFormat, format_of
+from models.export import FORMATS, ExportFormat, export_format_of
 from models.loading import load_backend
 from tests.support.exporting import lively_detector, save_checkpoint
 from utils.terminal import exit_code_of
@@ -38,15 +38,15 @@ def test_formats_do_not_share_names_of_files():
 @each_format
 def test_format_is_recognized_by_its_name(name, tmp_path):
     record = FORMATS[name]
-    assert format_of(tmp_path / f"m{record.file_suffix}") is record
+    assert export_format_of(tmp_path / f"m{record.file_suffix}") is record
     if record.is_folder:
         (tmp_path / f"m{record.suffix}").mkdir()
-    assert format_of(tmp_path / f"m{record.suffix}") is record
+    assert export_format_of(tmp_path / f"m{record.suffix}") is record
 
 
 def test_checkpoint_is_not_an_exported_file(tmp_path):
-    assert format_of(tmp_path / "m.pt") is None
-    assert format_of(tmp_path / "missing") is None
+    assert export_format_of(tmp_path / "m.pt") is None
+    assert export_format_of(tmp_path / "missing") is None
 
 
 def test_help_lists_the_formats():
