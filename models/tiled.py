@@ -67,15 +67,25 @@ class TiledPredictor(Predictor):
         """
         self.tiling = tiling
         self._regions = tiling.regions
-        shared: dict[str, Any] = {"iou": iou, "agnostic": agnostic}
-        self._merging = {**shared, "max_detections": max_detections, "class_ids": class_ids}
-        super().__init__(
-            backend, max_detections=max_detections, class_ids=class_ids, **shared, **settings
+        self._merge = partial(
+            merge_tiles,
+            iou=iou,
+            agnostic=agnostic,
+            max_detections=max_detections,
+            class_ids=class_ids,
         )
-
-        if class_ids is not None:
-            all_classes: dict[str, Any] = {"max_detections": MAX_CANDIDATES, "class_ids": None}
-            self._in_images = partial(self._in_images, **all_classes)
+        super().__init__(
+            backend,
+            iou=iou,
+            agnostic=agnostic,
+            max_detections=max_detections,
+            class_ids=class_ids,
+            **settings,
+        )
+        if class_ids is not None:  # chosen after merging, in which all classes take part
+            self._in_images = partial(
+                self._in_images, max_detections=MAX_CANDIDATES, class_ids=None
+            )
 
     def _detect(
         self,
@@ -98,7 +108,7 @@ class TiledPredictor(Predictor):
         with watch("merging tiles"):
             for own_regions, size in zip(regions, sizes, strict=True):
                 own_found = list(islice(found, len(own_regions)))
-                merged.append(merge_tiles(own_found, own_regions, size, **self._merging))
+                merged.append(self._merge(own_found, own_regions, size))
         return merged
 
 

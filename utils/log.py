@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from utils.printable import one_line
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from utils.metrics.fitness import Fitness
 
 # How a run has ended.
-FINISHED = "finished"
-INTERRUPTED = "interrupted"
-FAILED = "failed"
+FINISHED: Final = "finished"
+INTERRUPTED: Final = "interrupted"  # by a signal; it may be resumed
+FAILED: Final = "failed"
 
 Row = dict[str, float]
 Say = Callable[[str], None]  # prints one line for the user
@@ -104,7 +104,7 @@ class RunEnded:
 class LogClosed:
     """The last event, however the run has ended."""
 
-    status: str  # FINISHED, INTERRUPTED (by a signal; it may be resumed) or FAILED
+    status: Literal["finished", "interrupted", "failed"]
     reason: str = ""  # name of the signal, or the error's message on one line
 
 

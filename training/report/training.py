@@ -13,6 +13,7 @@ from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp
 from utils.distributed.world import World
 from utils.log import (
+    FINISHED,
     EpochEnded,
     EvaluationEnded,
     Event,
@@ -97,10 +98,10 @@ class TrainingReport:
         elif isinstance(event, EvaluationEnded):
             self._after_evaluation(event)
         elif isinstance(event, RunEnded):
-            self._write("finished")
-        elif isinstance(event, LogClosed) and event.status != "finished":
+            self._write(FINISHED)
+        elif isinstance(event, LogClosed) and event.status != FINISHED:
             self._take_validation()
-            self._write("interrupted" if event.status == "interrupted" else "failed")
+            self._write(event.status)
 
     def _take_validation(self) -> None:
         """Take the last validation of an epoch into the report."""
