@@ -211,7 +211,7 @@ from utils.outputs import Outputs, open_outputs
 from utils.outputs.interrupts import end_on_signals
 from utils.outputs.window import WindowClosed, require_display
 from utils.printable import counted, did_you_mean
-from utils.progress import Progress
+from utils.progress_bar import ProgressBar
 from utils.stopwatch import Stopwatch
 from utils.terminal import quiet_output, run_and_exit
 from utils.threads import map_ahead, prefetch
@@ -268,7 +268,7 @@ def main(args: Namespace) -> Counter[int]:
     highest = detector.highest_score()
     results = detect_frames(detector, decoded, args.batch_size, cores, watch, highest)
     detected = prefetch(results, args.batch_size, stop=source.close)
-    bar = Progress(detected, total=source.total, title="detect", active=True)
+    bar = ProgressBar(detected, total=source.total, title="detect", active=True)
 
     frames = 0
     counts = Counter[int]()

@@ -346,7 +346,7 @@ from utils.loggers.sink import open_loggers
 from utils.metrics import Evaluation, class_table
 from utils.plots import Pictures
 from utils.printable import counted
-from utils.progress import Progress
+from utils.progress_bar import ProgressBar
 from utils.terminal import quiet_output, run_and_exit
 from utils.threads import BackgroundTask
 
@@ -667,7 +667,7 @@ def train_one_epoch(
 
     # The bar and the log show losses that were copied in the meantime, so that no step waits for
     # the device.
-    bar = Progress(loader, total=len(loader), title=title, active=world.is_main)
+    bar = ProgressBar(loader, total=len(loader), title=title, active=world.is_main)
     reports = StepReports(
         losses_of_epoch, state.schedule, log, epoch=sampler.epoch, first_batch=first_batch
     )

@@ -29,7 +29,7 @@ from utils.distributed.precision import choose_precision, weights_dtype
 from utils.distributed.torch_compile import compile_model
 from utils.distributed.world import World
 from utils.log import RunLog
-from utils.progress import Progress
+from utils.progress_bar import ProgressBar
 from utils.threads import BackgroundTask
 
 NUM_CLASSES = 80
@@ -68,7 +68,7 @@ class Clocked(Iterable[Batch]):
     ) -> None:
         self.sampler = sampler
         self.device = device
-        self.progress = Progress(batches, total=len(sampler), title="", active=False)
+        self.progress = ProgressBar(batches, total=len(sampler), title="", active=False)
         self.marks: list[Mark] = []  # one more than steps
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,17 @@ from utils.printable import counted, printable
 from utils.threads import usable_cores
 
 SHOWN_CLASSES = 5  # of those without a box in the val split
+
+
+class RequiredClasses(NamedTuple):
+    """The classes that a model must have to be evaluated on data.
+
+    names: in the order of its outputs; None: any. class_ids: of those that the data have; None:
+    all.
+    """
+
+    names: Sequence[str] | None
+    class_ids: Sequence[int] | None = None
 
 
 @dataclass
@@ -107,12 +119,8 @@ class Dataset:
             words.append(str(number) if is_number(name) else name)
         return words
 
-    def required_classes(
-        self, model_names: Sequence[str], *, merged: bool
-    ) -> tuple[Sequence[str] | None, Sequence[int] | None]:
+    def required_classes(self, model_names: Sequence[str], *, merged: bool) -> RequiredClasses:
         """Return the classes that a model must have, and which of them the data have.
-
-        The names are None if a model may have any, the indices if the data have all of the names.
 
         model_names: of the model's classes. merged: it was trained with all of them as one.
         """
@@ -120,17 +128,17 @@ class Dataset:
         if self.single_class:
             # Where all classes of a model are merged, they may have any names.
             has_any_names = self.chosen is None or merged
-            return (None if has_any_names else chosen), None
+            return RequiredClasses(None if has_any_names else chosen)
 
         all_names = self.spec.names
         if sorted(model_names) == sorted(all_names):
-            return all_names, self.chosen
+            return RequiredClasses(all_names, self.chosen)
 
         if set(chosen) < set(model_names):
             # The data have some classes of the model, such as those from before --add-classes.
             others = [name for name in model_names if name not in chosen]
-            return [*chosen, *others], range(len(chosen))
-        return chosen, None
+            return RequiredClasses([*chosen, *others], range(len(chosen)))
+        return RequiredClasses(chosen)
 
     def choose_classes(self, classes: Sequence[int | str], origin: str = "--classes") -> None:
         """Use only these classes of the data, given by name or number, in the order of the data.

@@ -33,7 +33,7 @@ from utils.metrics.coco import evaluate_boxes
 from utils.metrics.curves import operating_curves
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.records import Detections
-from utils.progress import Progress
+from utils.progress_bar import ProgressBar
 
 TIMED_PARTS = ("model", "postprocess")  # of the time for an image, besides loading
 
@@ -109,7 +109,7 @@ def predict_split(
     losses = [torch.zeros(0, len(terms), device=world.device)]  # a row per batch
     sizes = [torch.zeros(0, 2, dtype=torch.float64)]  # a row per batch: its number, images
 
-    batches = Progress(loader, total=len(loader), title=title, active=active)
+    batches = ProgressBar(loader, total=len(loader), title=title, active=active)
     for number, batch in zip(loader.sampler.numbers, batches, strict=True):
         if interrupted is not None and interrupted():
             break

@@ -24,7 +24,7 @@ from utils.log import (
     RunStarted,
 )
 from utils.loggers.terminal_lines import wrap_groups
-from utils.progress import Progress, _Bar
+from utils.progress_bar import ProgressBar, _Bar
 
 
 def test_run_folders_are_numbered(tmp_path):
@@ -204,7 +204,7 @@ def test_progress_measures_waiting_time(monkeypatch):
             clock[0] += 4
             yield n
 
-    progress = Progress(slow_batches(), total=3, title="1/3", active=True)
+    progress = ProgressBar(slow_batches(), total=3, title="1/3", active=True)
     seen = []
     for batch in progress:
         clock[0] += 2
@@ -217,7 +217,7 @@ def test_progress_measures_waiting_time(monkeypatch):
 
 @pytest.mark.parametrize("active", [True, False])
 def test_progress_prints_nothing_into_a_pipe(capsys, active):
-    assert list(Progress([1, 2], total=2, title="a", active=active)) == [1, 2]
+    assert list(ProgressBar([1, 2], total=2, title="a", active=active)) == [1, 2]
     assert capsys.readouterr() == ("", "")
 
 
@@ -244,7 +244,7 @@ def test_bar_of_80_columns_shows_the_losses():
 
 
 def test_progress_of_empty_iterable():
-    progress = Progress([], total=0, title="a", active=True)
+    progress = ProgressBar([], total=0, title="a", active=True)
     assert list(progress) == []
     assert 0 <= progress.wait_share <= 1
 

@@ -35,7 +35,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         return str(self.format_meter(**settings))
 
 
-class Progress(Iterable[T]):
+class ProgressBar(Iterable[T]):
     """Iterate over a loader with a progress bar and measure the time spent waiting for batches.
 
     wait_share: the share, 0 to 1, of the time since the start that was spent waiting for batches.
