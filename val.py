@@ -276,6 +276,8 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     )
     choose_classes(dataset, paths[0], first, args.classes, log.say)
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
+    if note := absent_classes_note(first, dataset):
+        log.say(note)
     if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
         log.say(note)
     labels = dataset.read(split, log.say)
@@ -378,7 +380,7 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
 def choose_classes(
     dataset: Dataset, path: str, model: LoadedModel, given: Sequence[str], say: Say
 ) -> None:
-    """Choose the classes of a data set that are evaluated; log those that only the model has.
+    """Choose the classes of a data set that are evaluated, with those of the model in front.
 
     path, model: the file and what it holds. given: of --classes; without them, the classes that the
     model was trained on.
@@ -393,10 +395,15 @@ def choose_classes(
     if absent:
         dataset.prepend_classes(absent)
         say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
-    others = set(model.names).difference(dataset.names, dataset.spec.names)
-    if others and not dataset.single_class:
-        classes = counted(len(others), "class")
-        say(f"{dataset.file} does not have {classes} of the model, not evaluated")
+
+
+def absent_classes_note(model: LoadedModel, dataset: Dataset) -> str:
+    """Return a sentence if the data do not have all classes of the model; "" if they do."""
+    absent = set(model.names).difference(dataset.names, dataset.spec.names)
+    if not absent or dataset.single_class:
+        return ""
+    classes = counted(len(absent), "class")
+    return f"{dataset.file} does not have {classes} of the model, not evaluated"
 
 
 def combine_members(

@@ -285,7 +285,7 @@ def measure_here(setting: Setting, device: str, folder: Path) -> None:
         with world.local_main_first():
             spec = open_data(str(folder / "shapes" / "shapes.yaml"))
             cache = str(folder / "cache")
-            labels, _ = read_split(spec, "train", single=False, cache_dir=cache, progress=False)
+            labels, _ = read_split(spec, "train", cache_dir=cache, progress=False)
         found = measure(setting, world, labels)
         if world.is_main:
             write_json(folder / f"{world.size}.json", asdict(found))

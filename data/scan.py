@@ -103,12 +103,12 @@ class DecodedImage(NamedTuple):
 class CheckedImage(NamedTuple):
     """A checked image, `image` is None if it cannot be used, and its rows.
 
-    is_unread: whether its file could not be read, which may be otherwise the next time.
+    failed_to_read: whether its file could not be read, which may be otherwise the next time.
     """
 
     image: DecodedImage | None
     labels: ImageRows
-    is_unread: bool = False
+    failed_to_read: bool = False
 
 
 class CheckedImages(NamedTuple):
@@ -227,14 +227,14 @@ def scan(
         listed.add(source)
     fingerprint = ""
     if cache_dir is not None:
-        fingerprint = " ".join(
-            (
-                _fingerprint(all_files, listed),
-                str(keypoints),
-                str([(str(source), dict(classes)) for source, classes in label_names.items()]),
-                _fingerprint_of_names([source for source, _ in readers], wanted),
-            )
+        read_as = [(str(source), dict(classes)) for source, classes in label_names.items()]
+        parts = (
+            _fingerprint(all_files, listed),
+            str(keypoints),
+            str(read_as),
+            _fingerprint_of_names([source for source, _ in readers], wanted),
         )
+        fingerprint = " ".join(filter(None, parts))
     stored, state = _from_cache(cache_dir, all_files, names, fingerprint)
     if stored is not None:
         return stored.labels, listed.complete(stored.report, state, long_rows)
@@ -447,9 +447,9 @@ def _check_all(
         checked = map_in_threads(lambda item: _check(*item, names, messages), listed.items, threads)
         count = len(listed.items)
         results = tqdm(checked, total=count, desc="images", disable=disable, leave=False)
-        for (image, _), (usable, read, is_unread) in zip(listed.items, results, strict=True):
+        for (image, _), (usable, read, failed_to_read) in zip(listed.items, results, strict=True):
             problems.extend(read.problems)
-            unread += is_unread
+            unread += failed_to_read
 
             # Images that are left out.
             if usable is None:
@@ -541,8 +541,8 @@ def _left_out(image: ListedImage, error: ValueError) -> CheckedImage:
     """Return the result for an image that cannot be used, with the error as its problem."""
     path = printable(image.path)
     reason = str(error).removeprefix(f"{path} ")
-    is_unread = isinstance(error, UnreadableFileError)
-    return CheckedImage(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]), is_unread)
+    failed_to_read = isinstance(error, UnreadableFileError)
+    return CheckedImage(None, ImageRows([], [Problem(IMAGE_DROPPED, path, reason)]), failed_to_read)
 
 
 def _open(image: ListedImage) -> tuple[DecodedImage, list[Problem]]:

@@ -286,12 +286,12 @@ class Epoch:
             loss_terms=self.criterion.terms,
             say=say_nothing,
         )
-        self.scale = MultiScale(0, max(self.model.strides)) if scale else None
+        self.multi_scale = MultiScale(0, max(self.model.strides)) if scale else None
 
     def train(self) -> OneDevice:
         """Train the epoch and return the device, which has counted the operations."""
         trigger = SaveTrigger(self.state.world, 0, BackgroundTask("test"))
-        checkpoints: Any = SimpleNamespace(after_step=lambda _: trigger.check())
+        checkpoints: Any = SimpleNamespace(after_step=lambda *_, **__: trigger.check())
         with fused_on_meta(), OneDevice() as device:
             train.train_one_epoch(
                 self.state,
@@ -301,7 +301,7 @@ class Epoch:
                 trigger.all_reduce_sum,
                 RunLog(active=False),
                 title="",
-                scale=self.scale,
+                multi_scale=self.multi_scale,
             )
             self.state.sync_buffers()
         return device

@@ -139,7 +139,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder = root / name
         folder.mkdir()
         report = TrainingReport(dataset, CPU, [("model", ATTACK)], say_nothing, active=True)
-        for event in (RunStarted(folder, config, Hyp().as_dict(), []), *sent):
+        for event in (RunStarted(folder, config, Hyp().as_dict(), [], images=8), *sent):
             report.handle(event)
         write_yaml(folder / "args.yaml", {**config, "epochs": len(name), "cfg": ATTACK})
         write_csv(folder / "results.csv", rows)

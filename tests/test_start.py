@@ -36,3 +36,14 @@ def test_help_imports_no_heavy_library(script, flag, rank, tmp_path):
     assert done.stdout.count("--dist-url") == (
         0 if rank == "1" else 2
     )  # in the usage line and in the list of options
+
+
+def test_help_of_compare_does_not_import_torch():
+    command = [sys.executable, "-X", "importtime", "-m", "training.compare", "--help"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "training.compare" in loaded
+    assert "torch" not in loaded

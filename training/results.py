@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-# Metrics, by their names in metrics.json: their columns, and their names in the log.
+METRICS_FILE = "metrics.json"
+# Metrics, by their names in that file: their columns, and their names in the log.
 COLUMN_OF = {
     "precision": "metrics/precision",
     "recall": "metrics/recall",

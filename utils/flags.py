@@ -242,10 +242,6 @@ class _Refused(argparse.Action):
         raise ValueError(f"{option_string} is not supported: {self.sentence}")
 
 
-SHOWN_NAMES = 20
-MAX_DIGITS = 9  # of an index
-
-
 def check_image_size(sides: Sequence[int]) -> None:
     """Raise ValueError if a side of --imgsz, in pixels, is out of range."""
     if not all(SMALLEST_IMAGE <= side <= LARGEST_IMAGE for side in sides):
@@ -262,6 +258,10 @@ def check_lowest(flag: str, value: int, lowest: int) -> None:
     """Raise ValueError if a number is below the lowest that is allowed."""
     if value < lowest:
         raise ValueError(f"{flag} {value}: choose {lowest} or more")
+
+
+SHOWN_NAMES = 20
+MAX_DIGITS = 9  # of an index
 
 
 def class_ids(given: Sequence[int | str], names: Sequence[str], owner: str) -> list[int]:

@@ -98,7 +98,7 @@ def mean_ap(weights: str, half: bool, options: argparse.Namespace) -> float:
 def time_stages(weights: str, half: bool, options: argparse.Namespace) -> dict[str, float]:
     """The milliseconds of each stage, as medians over images."""
     spec = open_data(options.data)
-    labels, _ = read_split(spec, "val", single=False, cache_dir="", progress=False)
+    labels, _ = read_split(spec, "val", cache_dir="", progress=False)
     paths = [labels.path(i) for i in range(min(options.images, len(labels)))]
     size = (options.img, options.img) if options.square else options.img
     detector = load(weights, device=options.device, half=half, image_size=size)

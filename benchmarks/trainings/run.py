@@ -276,7 +276,7 @@ def measure(
 
     # Images/s from the first row to the last.
     spec = open_data(training.data, splits=("train",))
-    labels, _ = read_split(spec, "train", single=False, cache_dir="", progress=False)
+    labels, _ = read_split(spec, "train", cache_dir="", progress=False)
     first_at = rows[0][0]
     last_at = rows[-1][0]
     speed = float("nan")

@@ -27,7 +27,7 @@ from data.check.command_line import (
 from data.check.findings import Diagnosis
 from data.splits import open_dataset
 from utils.distributed.world import World
-from utils.flags import IMAGE_SIZES, FlagParser
+from utils.flags import FlagParser, check_image_size
 from utils.outputs.interrupts import end_on_signals
 from utils.terminal import print_lines, run_and_exit
 
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     """Check as the command line says. Raises ValueError as `open_dataset` and `show` do."""
     args = parse_args(arguments)
     check_flags(args)
-    if args.imgsz == 0:
-        raise ValueError(f"--imgsz 0: {IMAGE_SIZES}")
+    check_image_size([args.imgsz])
     dataset = open_dataset(
         args.data,
         (),

@@ -93,7 +93,7 @@ class DistillationLoss(Loss):
 
     Source: channel-wise distillation, arXiv 2011.13256, equations 3 to 5; quality focal loss, GFL,
     arXiv 2006.04388, equation 2, of the teacher's scores as in CrossKD, arXiv 2306.11369; GIoU,
-    arXiv 1902.09630. PredictionPairs of different heads, weights of scores, normalizer: our own.
+    arXiv 1902.09630. Pairs of different heads, weights of scores, normalizer: our own.
     """
 
     uses = ()

@@ -37,7 +37,7 @@ class FaultKind(NamedTuple):
     advice: str
 
 
-CHECKS = (
+FAULT_KINDS = (
     FaultKind(
         ranking.missing_labels,
         "labels-missing",
@@ -82,11 +82,11 @@ class Place(NamedTuple):
 
 
 def rank(compared: Sequence[Compared]) -> dict[str, list[Ranked]]:
-    """Return the faults of each kind in CHECKS, by its name, for each split."""
-    ranked: dict[str, list[Ranked]] = {check.name: [] for check in CHECKS}
+    """Return the faults of each kind in FAULT_KINDS, by its name, for each split."""
+    ranked: dict[str, list[Ranked]] = {check.name: [] for check in FAULT_KINDS}
     for part in compared:
         found = ranking.overlaps(part.labels, part.detections)
-        for check in CHECKS:
+        for check in FAULT_KINDS:
             ranked[check.name].append(check.rank(part.labels, part.detections, found))
     return ranked
 
@@ -119,7 +119,7 @@ def check_labels(
         ranked: as `rank` returns it.
     """
     findings = []
-    for check in CHECKS:
+    for check in FAULT_KINDS:
         places = []
         for part, faults in zip(compared, ranked[check.name], strict=True):
             places += [Place(part, faults, number) for number in range(len(faults.scores))]

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from training.progress import RunProgress
+from training.results import METRICS_FILE
 from utils.files.writers import write_json
 from utils.log import FINISHED, Event, LogClosed, RunEnded
 from utils.terminal import FaultError
 
-METRICS_FILE = "metrics.json"
 RUNNING = "running"
 
 

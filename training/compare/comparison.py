@@ -35,7 +35,7 @@ def comparison_values(runs: Sequence[RunFiles]) -> dict[str, Any]:
         "runs": [run_values(run, label) for run, label in zip(runs, labels, strict=True)],
         "settings": differing([run.settings for run in runs]),
         "hyp": differing([run.hyp for run in runs]),
-        "classes": class_columns(runs),
+        "classes": class_aps(runs),
         "problems": problems_of(runs, labels),
     }
 
@@ -75,7 +75,7 @@ def differing(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str |
     return rows
 
 
-def class_columns(runs: Sequence[RunFiles]) -> list[tuple[str, list[float | None]]]:
+def class_aps(runs: Sequence[RunFiles]) -> list[tuple[str, list[float | None]]]:
     """Return the AP of each class in each run; None where it is not known."""
     names = list(dict.fromkeys(name for run in runs for name in run.classes))
     return [(name, [run.classes.get(name) for run in runs]) for name in names]

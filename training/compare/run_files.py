@@ -11,9 +11,8 @@ from typing import Any
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from training.checkpoints.status import METRICS_FILE
 from training.early_stopping import EarlyStopping
-from training.results import COLUMN_OF
+from training.results import COLUMN_OF, METRICS_FILE
 from utils.files.yaml_tree import pairs, read_tree
 from utils.metrics.fitness import DEFAULT, Fitness, parse_fitness
 from utils.printable import one_line

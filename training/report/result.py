@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from data.labels import Labels
 from training.report.pictures import error_pictures
 from utils.metrics import calibration_bins, class_rows, size_bins
-from utils.metrics.confusion import IOU
+from utils.metrics.confusion import CONFUSION_IOU
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.records import SHOWN_CONFIDENCE
 from utils.printable import counted
@@ -78,7 +78,7 @@ def confusion_values(evaluation: Evaluation) -> dict[str, Any]:
     cells = np.stack([predicted, true, counts[predicted, true]], 1)
     return {
         "confidence": SHOWN_CONFIDENCE,
-        "iou": IOU,
+        "iou": CONFUSION_IOU,
         "cells": cells.tolist(),
     }
 

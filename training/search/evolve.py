@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from training.checkpoints.restart import MARKS, find_previous_attempt
-from training.checkpoints.status import METRICS_FILE, is_done, write_status
+from training.checkpoints.status import is_done, write_status
 from training.distillation.teacher_file import with_teacher_of_search
 from training.nonfinite import NonFiniteError
-from training.results import COLUMN_OF
+from training.results import METRICS_FILE
 from training.search.history import read_history, write_history
 from training.search.mutation import Generation, best_of, fixed_keys, next_hyp
-from training.search.outcome import failure_of, read_best_metrics, read_settings
+from training.search.outcome import KEPT_METRICS, failure_of, read_best_metrics, read_settings
 from training.search.state import Base, State, read_state, write_state
 from training.search.trial import Trial
 from training.settings.config import TrainConfig, flag
@@ -201,8 +201,7 @@ class Search:
     def _prepare_run_folder(self, number: int) -> str:
         """Return the checkpoint that a generation resumes from; "" to start it.
 
-        If the process was killed after a training, and before its row was written, the run folder
-        is removed, and the training starts again.
+        Removes the run folder of a training that has ended without its row: it starts again.
         """
         checkpoint = ""
         if self.world.is_main:
@@ -248,7 +247,7 @@ class Search:
         """Return a generation that was trained, from the files of its run folder."""
         run = self.run_folder(number)
         hyp = read_settings(run).hyp
-        metrics = dict.fromkeys(("fitness", *COLUMN_OF), 0.0)
+        metrics = dict.fromkeys(("fitness", *KEPT_METRICS), 0.0)
         if not failure:
             metrics = read_best_metrics(run)
         return Generation(number, metrics.pop("fitness"), metrics, hyp, failure)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.checkpoints.resume import SETTINGS
-from training.checkpoints.status import METRICS_FILE
 from training.nonfinite import NonFiniteError
-from training.results import COLUMN_OF
+from training.results import COLUMN_OF, METRICS_FILE
 from training.settings.hyperparameters import read_hyp
 from utils.printable import one_line, printable
+
+KEPT_METRICS = tuple(COLUMN_OF)
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ def read_settings(run: Path) -> RunSettings:
 
 
 def read_best_metrics(run: Path) -> dict[str, float]:
-    """Return fitness and main metrics of best.pt from metrics.json, with six significant digits."""
+    """Return fitness and KEPT_METRICS of best.pt from metrics.json, with six significant digits."""
     best = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["best"]
-    return {name: float(f"{best[name]:.6g}") for name in ("fitness", *COLUMN_OF)}
+    return {name: float(f"{best[name]:.6g}") for name in ("fitness", *KEPT_METRICS)}
 
 
 def failure_of(error: NonFiniteError) -> str:

@@ -12,9 +12,10 @@ def clip_boxes(boxes_xyxy: NDArray[np.float64], region: Region) -> NDArray[np.fl
     >>> clip_boxes(np.array([[-5.0, 2.0, 3.0, 20.0], [7.0, 0.0, 9.0, 1.0]]), (0, 0, 6, 10)).tolist()
     [[0.0, 2.0, 3.0, 10.0], [6.0, 0.0, 6.0, 1.0]]
     """
-    lowest = np.tile(region[:2], 2)  # [4]
-    highest = np.tile(region[2:], 2)
-    return boxes_xyxy.clip(lowest, highest)
+    x1, y1, x2, y2 = region
+    low = np.array((x1, y1, x1, y1), np.float64)
+    high = np.array((x2, y2, x2, y2), np.float64)
+    return np.minimum(np.maximum(boxes_xyxy, low), high)  # faster than np.clip
 
 
 def box_areas(boxes_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:

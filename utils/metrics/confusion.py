@@ -7,7 +7,7 @@ import numpy as np
 from utils.metrics.matching import OverlappingPairs, overlapping_pairs
 from utils.metrics.records import SHOWN_CONFIDENCE, Detections, GroundTruth, Ids
 
-IOU = 0.45  # lowest IoU of a match
+CONFUSION_IOU = 0.45  # lowest IoU of a match
 
 
 def confusion_matrix(
@@ -16,7 +16,7 @@ def confusion_matrix(
     *,
     class_ids: Ids,
     confidence: float = SHOWN_CONFIDENCE,
-    iou: float = IOU,
+    iou: float = CONFUSION_IOU,
 ) -> np.ndarray:
     """Return the confusion matrix in counts, int64 [K + 1, K + 1]: rows predicted, columns true.
 
@@ -84,7 +84,7 @@ def _pick_detections(detections: Detections, kept: np.ndarray) -> Detections:
 def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> OverlappingPairs:
     """Return the overlapping pairs in each image, highest IoU first, then highest score.
 
-    OverlappingPairs of any two classes. Those of an IoU below `iou` are left out.
+    Pairs of any two classes. Those of an IoU below `iou` are left out.
     """
     # overlapping_pairs needs ground truths sorted by group, here by image
     order = np.argsort(truth.image_ids, kind="stable")
@@ -106,7 +106,7 @@ def _pairs_in_images(truth: GroundTruth, detections: Detections, iou: float) -> 
 def _match_one_to_one(pairs: OverlappingPairs) -> tuple[list[int], list[int]]:
     """Return the rows of the matched detections and those of their ground truths.
 
-    OverlappingPairs are taken in order, each box once.
+    Pairs are taken in order, each box once.
     """
     truth_of: dict[int, int] = {}  # of each matched detection
     taken: set[int] = set()

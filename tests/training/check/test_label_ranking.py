@@ -16,7 +16,7 @@ from models.tables.read import read_table
 from tests.support.exporting import lively_detector, save_checkpoint
 from training.check import __main__ as training_check
 from training.check import ranking
-from training.check.disagreements import CHECKS
+from training.check.disagreements import FAULT_KINDS
 from training.check.known_classes import KnownClasses, match_known_classes
 from training.check.predictions import compare
 from training.check.ranking import Boxes, Ranked
@@ -201,7 +201,7 @@ def test_only_classes_that_the_model_knows_are_compared_by_name(
     by_check = {found["check"]: found for found in json.loads(file.read_text())["findings"]}
     assert by_check["classes-not-known"]["title"] == sentence
     assert by_check["labels-missing"]["count"] > 0
-    for check in CHECKS:
+    for check in FAULT_KINDS:
         for place in by_check.get(check.name, {"examples": []})["examples"]:
             assert "square" not in place["what"]
             assert "lamp" not in place["what"]

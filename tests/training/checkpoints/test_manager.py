@@ -159,6 +159,21 @@ def test_steps_after_which_a_run_is_saved(tmp_path, monkeypatch, flags, saved):
     assert files_of(tmp_path / "exp") == set()
 
 
+def test_what_must_be_done_before_a_save_is_done_before_it(tmp_path, monkeypatch):
+    """Losses that are still on their way are logged, then the checkpoint notes what is logged."""
+    manager = open_manager(tmp_path, save_minutes=ALWAYS)
+    calls = []
+    real = manager.loggers.recorded
+    monkeypatch.setattr(manager.loggers, "recorded", lambda *_: calls.append("noted") or real(*_))
+    manager.after_step(1, before_save=lambda: calls.append("logged"))
+    assert calls == ["logged", "noted"]
+    assert read_checkpoint(str(manager.last)).batch == 1
+
+    rarely = open_manager(tmp_path / "rarely", save_minutes=0)
+    rarely.after_step(1, before_save=lambda: calls.append("logged"))
+    assert calls == ["logged", "noted"]
+
+
 def test_save_after_a_step_counts_the_trained_batches(tmp_path):
     manager = open_manager(tmp_path / "exp", save_minutes=ALWAYS)
     train_epoch(manager, 0.5)

@@ -112,7 +112,7 @@ class PickleSource(Protocol):
 
 
 class PickleReader:
-    """A pickle interpreter that builds plain values and Records, and cannot call anything.
+    """A pickle interpreter that builds plain values and `PickledObject`s, and cannot call anything.
 
     skipped_keys: how many dict items were dropped because their keys are neither text nor small
     whole numbers. storages: what its tensors refer to.
@@ -293,7 +293,7 @@ def _storage_reference(reference: Any) -> StorageReference:
 
 
 def mapping_entries(value: Any) -> dict[Any, Any]:
-    """Return the entries of a dict, or of the record of a dict subclass; ValueError for others."""
+    """Return the entries of a dict, or of a pickled dict subclass; ValueError for others."""
     entries = without_subclass(value)
     if not isinstance(entries, dict):
         raise ValueError("one of its modules is damaged")
@@ -301,13 +301,13 @@ def mapping_entries(value: Any) -> dict[Any, Any]:
 
 
 def entries_if_mapping(value: Any) -> dict[Any, Any]:
-    """Return the entries of a dict, or of the record of a dict subclass; none of anything else."""
+    """Return the entries of a dict, or of a pickled dict subclass; none of anything else."""
     entries = without_subclass(value)
     return entries if isinstance(entries, dict) else {}
 
 
 def without_subclass(value: Any) -> Any:
-    """Return the record of a dict subclass as the dict of its entries, any other value as it is."""
+    """Return a pickled dict subclass as the dict of its entries, any other value as it is."""
     if isinstance(value, PickledObject) and value.kind in MAPPINGS:
         return value.items
     return value

@@ -38,7 +38,7 @@ def read_plain(path: Path) -> Any:
 
 
 def _plain(value: Any, reader: TensorReader, counted: Iterator[int], depth: int) -> Any:
-    """Return `value` with its Records replaced by tensors.
+    """Return `value` with its `PickledObject`s replaced by tensors.
 
     A value that occurs twice is copied, and counted, twice.
     """
