@@ -30,6 +30,7 @@ class Follower:
         self._limit = 0  # records that may be sent
         self._status = ""  # how the run has ended
         self._sent = 0
+        self._closed = False  # its run
         self._busy_since: float | None = None  # when the call began that the logger is in
 
         # While it is alive, the process ends without the exit handlers: see utils/terminal.py.
@@ -68,9 +69,12 @@ class Follower:
             self._changed.notify_all()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread; return whether it was in time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        """Wait until the run is closed, or the logger has failed; return whether it was in time."""
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: self._closed or bool(self.failure), seconds)
+        if in_time and not self.failure:
+            self._thread.join()  # it has nothing left to do
+        return in_time
 
     def _is_up_to_date(self) -> bool:
         return self._sent >= self._limit or bool(self.failure)
@@ -87,6 +91,9 @@ class Follower:
         if self.failure:
             # The thread stays, because what has failed may have exit handlers that block.
             threading.Event().wait()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _follow(self) -> None:
         self._begin_call()

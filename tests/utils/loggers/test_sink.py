@@ -294,6 +294,24 @@ def test_warning_is_shown_with_quiet(tmp_path, capsys):
     assert len(written.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("failing", [True, False])
+def test_the_end_does_not_wait_for_a_logger_that_fails_there(tmp_path, failing):
+    """Its thread never ends."""
+
+    class AtTheEnd(Recorder):
+        def finish(self, status: str) -> None:
+            if failing:
+                raise RuntimeError("the server is down")
+
+    loggers = Loggers({"end": AtTheEnd}, lambda _: None)
+    loggers.handle(RunStarted(tmp_path, {}, {}, []))
+    (follower,) = loggers._followers
+    follower.finish("finished")
+    assert follower.join(60)
+    assert follower.failure == ("RuntimeError: the server is down" if failing else "")
+    loggers.handle(LogClosed("finished"))
+
+
 def test_logger_that_cannot_open_its_run_is_left_out(tmp_path):
     class Closed(Recorder):
         title = "Closed"
