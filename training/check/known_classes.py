@@ -42,7 +42,7 @@ class KnownClasses:
         if not self.others:
             return []
         names = join_names(self.others, SHOWN_NAMES)
-        title = f"that the model does not know, whose labels are not compared: {names}"
+        title = f"that the model does not know, which are not compared: {names}"
         advice = "to compare them too, give a model that was trained with them"
         return [Finding("classes-not-known", NOTE, "class", title, len(self.others), advice)]
 

@@ -196,7 +196,7 @@ def test_only_classes_that_the_model_knows_are_compared_by_name(
     file = tmp_path / "found.json"
     training_check.main([str(tiny_data), *flags, "--workers", "0", "--json", str(file)])
 
-    sentence = "1 class that the model does not know, whose labels are not compared: square"
+    sentence = "1 class that the model does not know, which are not compared: square"
     assert sentence in capsys.readouterr().out
     by_check = {found["check"]: found for found in json.loads(file.read_text())["findings"]}
     assert by_check["classes-not-known"]["title"] == sentence
