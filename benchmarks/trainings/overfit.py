@@ -1,7 +1,7 @@
 r"""Whether each model of full size overfits eight drawn images, trained by train.py.
 
-Claim: AP above 0.9 for each; see benchmarks/results/overfit*.md. tests/test_families.py does the
-same with narrow tables.
+Claim: AP above 0.9 for each, for some with more steps (--epochs): see
+benchmarks/results/overfit*.md. tests/test_families.py does the same with narrow tables.
 
     python benchmarks/trainings/overfit.py --models yolov5n yolox_nano rtmdet_tiny
     python benchmarks/trainings/overfit.py --out overfit.md
