@@ -224,9 +224,9 @@ def test_one_device_mode_allows_operations_on_one_device() -> None:
 
 @pytest.fixture
 def labels(tiny_data: Path, tmp_path: Path) -> Labels:
-    return read_split(open_data(str(tiny_data)), "train", cache_dir=str(tmp_path), progress=False)[
-        0
-    ]
+    spec = open_data(str(tiny_data))
+    found, _ = read_split(spec, "train", cache_dir=str(tmp_path), progress=False)
+    return found
 
 
 def on_device(labels: Labels) -> DeviceImages:

@@ -52,8 +52,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 def main(arguments: Sequence[str] | None = None) -> Diagnosis:
     """Check as the command line says. Raises ValueError as `open_dataset` and `show` do."""
     args = parse_args(arguments)
-    check_flags(args)
     check_image_size([args.imgsz])
+    check_flags(args)
     dataset = open_dataset(
         args.data,
         (),

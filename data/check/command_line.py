@@ -12,7 +12,7 @@ from data.layouts import Choices
 from data.splits import Dataset
 from utils.files.folders import cache_folder, require_writable
 from utils.files.writers import write_json, write_text
-from utils.flags import FlagParser, check_image_size, check_lowest
+from utils.flags import FlagParser, check_lowest
 from utils.printable import printable
 from utils.report import begins_with_mark
 from utils.terminal import print_lines
@@ -35,8 +35,6 @@ def add_flags(parser: FlagParser) -> None:
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range, or a file that cannot be written."""
-    if args.imgsz:
-        check_image_size([args.imgsz])
     check_lowest("--shown", args.shown, 0)
     for flag, name in (("--json", args.json), ("--html", args.html)):
         if not name:

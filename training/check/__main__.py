@@ -22,7 +22,13 @@ from training.check.predictions import detect
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.distributed.world import World
-from utils.flags import FlagParser, add_tile_flags, check_lowest, check_threshold
+from utils.flags import (
+    FlagParser,
+    add_tile_flags,
+    check_image_size,
+    check_lowest,
+    check_threshold,
+)
 from utils.outputs.interrupts import end_on_signals
 from utils.printable import printable
 from utils.terminal import print_lines, run_and_exit
@@ -106,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> Diagnosis:
 
 def check_own_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range."""
+    if args.imgsz:  # 0: as trained
+        check_image_size([args.imgsz])
     check_lowest("--batch-size", args.batch_size, 1)
     check_lowest("--workers", args.workers, 0)
     check_threshold("--iou-thres", args.iou_thres)

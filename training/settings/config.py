@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE
+from utils.flags import check_image_size
 from utils.loggers.registry import check_loggers
 from utils.metrics.fitness import parse_fitness
 from utils.printable import did_you_mean
@@ -179,7 +179,7 @@ class TrainConfig:
         )
         self._require("val_split", 0 <= self.val_split < 1, "choose 0 (none) to less than 1")
 
-        self._require("imgsz", SMALLEST_IMAGE <= self.imgsz <= LARGEST_IMAGE, IMAGE_SIZES)
+        check_image_size([self.imgsz])
         self._require(
             "tile",
             self.tile == 0 or self.tile >= 32,

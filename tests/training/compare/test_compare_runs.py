@@ -111,9 +111,9 @@ def test_best_row_is_the_epoch_that_the_training_took(tmp_path):
 
     The AP of the rows is 0.1, 0.2, 0.3.
     """
-    above_02 = "max(AP - 0.25, 0)"
-    below_02 = "min(0.25 - AP, 0)"
-    for name, fitness, best in (("a", above_02, 3), ("b", below_02, 2), ("c", "0 * AP", 3)):
+    above = "max(AP - 0.25, 0)"
+    below = "min(0.25 - AP, 0)"
+    for name, fitness, best in (("a", above, 3), ("b", below, 2), ("c", "0 * AP", 3)):
         run = write_run(tmp_path / name, 0.3, epochs=3, fitness=fitness)
         (run / "metrics.json").unlink()
         read = read_run(run)

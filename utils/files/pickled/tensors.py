@@ -64,7 +64,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def are_same_tensor(first: Any, second: Any) -> bool:
-    """Return whether two pickled tensors are with the same values, the same ones in the file.
+    """Return whether two pickled tensors are views of the same values in the file.
 
     A tensor that a module has under several names is saved so. Damaged ones are not compared.
     """
