@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector
+from training.batch_norm import follow_short_run
 from training.checkpoints.contents import Checkpoint, Description
 from training.early_stopping import EarlyStopping
 from training.ema import EMA, ema_constants
@@ -181,6 +182,8 @@ def build_train_state(
         shard: whether to shard weights and optimizer state, layer by layer.
         say: logs a line for `shard` or `sync_bn` that has no effect.
     """
+    follow_short_run(model.own_batch_norms(), schedule.total_batches)
+
     # The average is of the unsharded model, so it is copied before the replica shards it.
     synchronized = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)
     decay, tau = ema_constants(schedule.optimizer_steps)

@@ -1,0 +1,98 @@
+"""BatchNorm's momentum in runs of different length."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from models import Detector, build_model
+from models.blocks import Backbone
+from training import batch_norm, build_train_state
+from training.batch_norm import follow_short_run
+from training.global_batch import GlobalBatch
+from training.schedule import Schedule
+from utils.distributed.world import World
+
+BACKBONE = Path(__file__).parents[1] / "tables" / "backbone.yaml"
+
+
+def state_of(model: Detector, batches: int, *, sync_bn: bool = False) -> None:
+    """Build the training state of a run of so many batches, which changes `model`."""
+    build_train_state(
+        model.train(),
+        World(torch.device("cpu")),
+        GlobalBatch(2),
+        Schedule(batches, epochs=1, batch_size=2),
+        precision=torch.float32,
+        optimizer="SGD",
+        weight_decay=0.0,
+        loss_terms=["box"],
+        sync_bn=sync_bn,
+        say=lambda _: None,
+    )
+
+
+def momenta(module: nn.Module) -> set[float]:
+    return {layer.momentum for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)}
+
+
+@pytest.mark.parametrize(
+    ("batches", "momentum"),
+    [
+        (0, 0.5),  # a window is at least 2 batches
+        (10, 0.5),
+        (40, 0.5),
+        (80, 0.25),  # 1 / (80 / 20)
+        (400, 0.05),
+        (666, 1 / 33.3),
+        (667, 0.03),  # 1 / 33.35 is below the layer's own
+        (100_000, 0.03),
+    ],
+)
+def test_momentum_averages_over_a_twentieth_of_a_short_run(batches, momentum):
+    layer = nn.BatchNorm2d(3, momentum=0.03)
+    follow_short_run([layer], batches)
+    assert layer.momentum == pytest.approx(momentum)
+
+
+def test_layer_without_momentum_and_no_layer_at_all_are_left():
+    layer = nn.BatchNorm2d(3, momentum=None)
+    follow_short_run([layer], 10)
+    follow_short_run([], 10)
+    assert layer.momentum is None
+
+
+@pytest.mark.parametrize("sync_bn", [False, True])
+def test_run_sets_the_momentum_of_its_model_and_leaves_its_table(micro_model, sync_bn):
+    model = build_model(micro_model, 3)
+    own = momenta(model)
+    table = dict(model.table)
+    state_of(model, 80, sync_bn=sync_bn)
+    assert own == {0.03}
+    assert {layer.momentum for layer in model.own_batch_norms()} == {0.25}
+    assert model.table == table  # so checkpoints have the family's momentum
+
+    model = build_model(micro_model, 3)
+    state_of(model, 2000, sync_bn=sync_bn)
+    assert {layer.momentum for layer in model.own_batch_norms()} == own
+
+
+def test_backbone_of_another_library_keeps_its_momentum():
+    model = build_model(str(BACKBONE), 3)
+    backbone = next(layer for layer in model.layers if isinstance(layer, Backbone))
+    own = momenta(backbone)
+    state_of(model, 80)
+    assert momenta(backbone) == own == {0.01}
+    assert {layer.momentum for layer in model.own_batch_norms()} == {0.25}
+
+
+def test_statistics_forget_those_of_the_first_weights():
+    """A layer whose input is 1 for half of a run and then 3 has the mean 3 in its last quarter."""
+    layer = nn.BatchNorm1d(1, momentum=0.03)
+    follow_short_run([layer], 40)
+    for value in [1.0] * 20 + [3.0] * 10:
+        layer(torch.full((4, 1), value))
+    # half of the distance is left after each batch: 2 / 2**10
+    assert layer.running_mean.item() == pytest.approx(3, abs=0.01)
+    assert batch_norm.averaging_window(40) == 2
