@@ -1,0 +1,348 @@
+r"""How far apart right ports and ports with a planted fault are in tests/test_families.py.
+
+Claim: the median IoU of ten drawn shapes is above tests.test_families.LEARNED for each family, seed
+and instruction set, and below it with each planted fault that moves, swaps or leaves out something.
+
+    python benchmarks/trainings/narrow_families.py --seeds 20 --faults
+    ATEN_CPU_CAPABILITY=default python benchmarks/trainings/narrow_families.py --seeds 5 \
+        --setting "ATEN_CPU_CAPABILITY=default"
+    python benchmarks/trainings/narrow_families.py --report --out narrow.md
+
+Each training is stored in --work and is not trained again. --setting names what the environment
+sets; the report has a column for each. Faults of detection are planted in the models of seed 0,
+faults of training in a training of their own.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import train
+from benchmarks.report import add_report_flags, command_line, file_report, table, versions
+from models.detector import Detector
+from models.weights.kestrel import load_detector
+from tests.support.overfitting import (
+    FAMILIES,
+    IMAGES,
+    draw_shapes,
+    first_and_last_loss,
+    overfit,
+    overfit_family,
+    shape_ious,
+    write_narrow_table,
+)
+from tests.test_families import KEPT, LEARNED, LOW_LR, STEPS_FROM_CHECKPOINT
+from utils.files.writers import write_json
+from utils.printable import did_you_mean, printable
+from utils.terminal import run_and_exit
+
+Fault = Callable[[], Any]  # a context manager in which the fault is there
+Change = Callable[[Detector, Tensor, Tensor], tuple[Tensor, Tensor]]
+SEEDS_OF_LOSS = 3  # the first seeds, whose loss after a few steps is measured, too
+
+
+@contextmanager
+def detecting(
+    change: Callable[[Detector, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Iterator[None]:
+    """A fault of detection: boxes_xyxy [B, N, 4] and scores [B, N, C] are changed."""
+    decode = Detector.decode
+
+    def changed(self: Detector, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        boxes_xyxy, scores = decode(self, *arguments, **options)
+        return change(self, boxes_xyxy, scores)
+
+    with mock.patch.object(Detector, "decode", changed):
+        yield
+
+
+@contextmanager
+def channels_swapped() -> Iterator[None]:
+    """A fault of detection: the images are BGR."""
+    forward = Detector.forward
+
+    def changed(self: Detector, images: Tensor) -> Any:
+        return forward(self, images.flip(1))
+
+    with mock.patch.object(Detector, "forward", changed):
+        yield
+
+
+@contextmanager
+def targets_changed(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """A fault of training: targets [T, 6], before they are padded, are changed."""
+    pad_targets = train.pad_targets
+
+    def changed(targets: Tensor) -> Tensor:
+        return pad_targets(change(targets.clone()))
+
+    with mock.patch.object(train, "pad_targets", changed):
+        yield
+
+
+@contextmanager
+def gains_changed(**gains: float) -> Iterator[None]:
+    """A fault of training: these gains of the loss are others."""
+    loss_gains = train.loss_gains
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return replace(loss_gains(*arguments, **options), **gains)
+
+    with mock.patch.object(train, "loss_gains", changed):
+        yield
+
+
+@contextmanager
+def sides_swapped() -> Iterator[None]:
+    """x and y are swapped in the targets, and back in the boxes."""
+    order = [1, 0, 3, 2]
+
+    def of_targets(targets: Tensor) -> Tensor:
+        return torch.cat([targets[:, :2], targets[:, 2:][:, order]], 1)
+
+    def of_boxes(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        return boxes[..., order], scores
+
+    with targets_changed(of_targets), detecting(of_boxes):
+        yield
+
+
+def half_a_cell_off(detector: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    return boxes + min(detector.strides) / 2, scores
+
+
+def one_fifth_larger(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = boxes.split(2, -1)
+    growth = (high - low) * 0.1
+    return torch.cat([low - growth, high + growth], -1), scores
+
+
+def classes_rolled(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    return boxes, scores.roll(1, -1)
+
+
+def scores_reversed(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    return boxes, 1 - scores
+
+
+def moved_2_px(targets: Tensor) -> Tensor:
+    targets[:, 2:] += 2
+    return targets
+
+
+def of_next_image(targets: Tensor) -> Tensor:
+    targets[:, 0] = (targets[:, 0] + 1) % IMAGES
+    return targets
+
+
+DETECTION_FAULTS: dict[str, Fault] = {
+    "boxes half a cell off": lambda: detecting(half_a_cell_off),
+    "boxes a fifth larger": lambda: detecting(one_fifth_larger),
+    "classes in another order": lambda: detecting(classes_rolled),
+    "scores reversed": lambda: detecting(scores_reversed),
+    "BGR for RGB": channels_swapped,
+}
+TRAINING_FAULTS: dict[str, Fault] = {
+    "targets 2 px off": lambda: targets_changed(moved_2_px),
+    "targets of the next image": lambda: targets_changed(of_next_image),
+    "x and y swapped in both": sides_swapped,
+    "no box term": lambda: gains_changed(box=0.0),
+    "no class term": lambda: gains_changed(cls=0.0),
+}
+
+
+def learned(weights: Path) -> float:
+    """Return the median IoU of a checkpoint."""
+    detector, _ = load_detector(weights)
+    return median(shape_ious(detector.eval()))
+
+
+def right_port(
+    folder: Path, *, data: Path, family: str, seed: int, faults: bool
+) -> dict[str, float]:
+    """Train a family from scratch; return what is measured.
+
+    faults: also with each fault of detection.
+    """
+    best = overfit_family(folder, data, family, seed)
+    values = {"iou": learned(best)}
+    if seed < SEEDS_OF_LOSS:
+        values |= losses_after_few_steps(folder, best, data, family, seed)
+    for name, fault in DETECTION_FAULTS.items() if faults else ():
+        with fault():
+            values[name] = learned(best)
+    return values
+
+
+def losses_after_few_steps(
+    folder: Path, best: Path, data: Path, family: str, seed: int
+) -> dict[str, float]:
+    """Return the losses after a few steps from trained and from random weights.
+
+    They are shares of the first loss of random weights. best: the trained weights.
+    """
+    few = {"steps": STEPS_FROM_CHECKPOINT, "lr0": LOW_LR}
+    table = str(write_narrow_table(folder, family))
+    trained = overfit(folder / "trained", data, "--weights", str(best), **few)
+    random = overfit(folder / "random", data, "--cfg", table, "--seed", str(seed), **few)
+    first, _ = first_and_last_loss(best)
+    return {
+        "kept": first_and_last_loss(trained)[1] / first,
+        "random": first_and_last_loss(random)[1] / first,
+    }
+
+
+def faulty_port(folder: Path, *, data: Path, family: str, fault: Fault) -> dict[str, float]:
+    """Train a family with a fault; return what is measured."""
+    with fault():
+        return {"iou": learned(overfit_family(folder, data, family))}
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Train what is asked for and is not stored yet."""
+    data = options.work / "data" / "shapes.yaml"
+    if not data.exists():
+        draw_shapes(data.parent)
+
+    for family in options.families:
+        for seed in range(options.seeds):
+            # faults of detection are planted once
+            planted = options.faults and seed == 0
+            kind = "right with faults" if planted else "right"
+            port = partial(right_port, data=data, family=family, seed=seed, faults=planted)
+            store(options, {"family": family, "kind": kind, "seed": seed}, port)
+
+        for name, fault in TRAINING_FAULTS.items() if options.faults else ():
+            port = partial(faulty_port, data=data, family=family, fault=fault)
+            store(options, {"family": family, "kind": name, "seed": 0}, port)
+
+
+def store(
+    options: argparse.Namespace, what: dict[str, Any], run: Callable[[Path], dict[str, float]]
+) -> None:
+    """Write what `run` measures into --work, unless it is there. what: names the training."""
+    what = what | {"setting": options.setting}
+    name = "_".join(str(value) for value in what.values()).replace(" ", "-").replace("/", "-")
+    file = options.work / f"{name}.json"
+    if file.exists():
+        return
+    folder = options.work / name
+    folder.mkdir(parents=True, exist_ok=True)
+    values = run(folder)
+    print(name, " ".join(f"{key} {value:.3f}" for key, value in values.items()), flush=True)
+    write_json(file, what | {"values": values})
+
+
+def report(options: argparse.Namespace) -> list[str]:
+    """Return the lines of the report, of all that is stored in --work."""
+    stored = [json.loads(file.read_text()) for file in sorted(options.work.glob("*.json"))]
+    right = [one for one in stored if one["kind"].startswith("right")]
+    settings = sorted({one["setting"] for one in right})
+    families = sorted({one["family"] for one in right})
+
+    columns = ["family"]
+    for setting in settings:
+        seeds = {one["seed"] for one in right if one["setting"] == setting}
+        columns.append(f"{setting} ({len(seeds)} seeds)")
+    rows = []
+    for family in families:
+        cells = [f"`{family}`"]
+        for setting in settings:
+            of_both = [
+                one["values"]["iou"]
+                for one in right
+                if one["family"] == family and one["setting"] == setting
+            ]
+            cells.append(f"{min(of_both):.3f}" if of_both else "-")
+        rows.append(cells)
+
+    faults: dict[str, dict[str, float]] = {}
+    for one in stored:
+        planted = {name: value for name, value in one["values"].items() if name in DETECTION_FAULTS}
+        if one["kind"] in TRAINING_FAULTS:
+            planted = {one["kind"]: one["values"]["iou"]}
+        for name, value in planted.items():
+            by_family = faults.setdefault(name, {})
+            by_family[one["family"]] = max(value, by_family.get(one["family"], 0.0))
+    fault_rows = []
+    for name, by_family in faults.items():
+        best = max(by_family, key=lambda family: by_family[family])
+        fault_rows.append([name, len(by_family), f"{by_family[best]:.3f}", f"`{best}`"])
+
+    lowest = min(one["values"]["iou"] for one in right)
+    highest = max((value for each in faults.values() for value in each.values()), default=0.0)
+    with_losses = [one["values"] for one in right if "kept" in one["values"]]
+    kept = max(values["kept"] for values in with_losses)
+    random = min(values["random"] for values in with_losses)
+    return [
+        "# Narrow families on eight drawn images: right ports and planted faults",
+        "",
+        f"{options.about}, {versions()}, {date.today()}. What tests/test_families.py asks.",
+        "",
+        command_line(),
+        "",
+        f"Median IoU of ten shapes: at least {lowest:.3f} in {len(right)} trainings of right "
+        f"ports, at most {highest:.3f} with a planted fault; the test asks for {LEARNED}.",
+        "",
+        f"Loss after {STEPS_FROM_CHECKPOINT} steps, as a share of a random model's first: at most "
+        f"{kept:.3f} from the checkpoint, at least {random:.3f} from random weights; the test "
+        f"asks for {KEPT}.",
+        "",
+        "Least median IoU of right ports:",
+        "",
+        table(columns, rows),
+        "",
+        "Greatest median IoU with a planted fault:",
+        "",
+        table(["fault", "families", "median IoU", "family"], fault_rows),
+    ]
+
+
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--families", nargs="+", default=FAMILIES, help="tables in models/ (default: all tested)")
+    add("--seeds", type=int, default=1, help="trainings of each right port (default: 1)")
+    add("--faults", action="store_true", help="also plant faults")
+    add("--setting", default="own", help="what the environment sets, as text (default: own)")
+    add("--threads", type=int, default=1, help="of torch (default: 1)")
+    add("--report", action="store_true", help="train nothing, report what is stored")
+    work = Path("runs", "narrow_families")
+    add("--work", type=Path, default=work, help=f"folder of the trainings (default: {work})")
+    add_report_flags(parser)
+    options = parser.parse_args(arguments)
+    for family in options.families:
+        if family not in FAMILIES:
+            hint = did_you_mean(family, FAMILIES)
+            raise ValueError(f"--families {printable(family)}: not one of the test{hint}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = read_options(arguments)
+    options.work = options.work.resolve()
+    options.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
+    if not options.report:
+        measure(options)
+    file_report(report(options), options.out)
+
+
+if __name__ == "__main__":
+    run_and_exit(main)
