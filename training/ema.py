@@ -13,15 +13,6 @@ MAX_WINDOW = 10000  # steps that are averaged over, 1 / (1 - 0.9999)
 SHARE_OF_RUN = 0.05
 
 
-def averaging_window(steps: int) -> float:
-    """Return how many steps a run of so many averages over: a twentieth of them, at least 2.
-
-    >>> averaging_window(400), averaging_window(10)
-    (20.0, 2.0)
-    """
-    return max(steps * SHARE_OF_RUN, 2.0)
-
-
 def ema_constants(steps: int) -> tuple[float, float]:
     """Return (decay, tau) for a run of so many optimizer steps.
 
@@ -32,7 +23,7 @@ def ema_constants(steps: int) -> tuple[float, float]:
     >>> ema_constants(400), ema_constants(500_000)
     ((0.95, 20.0), (0.9999, 2000.0))
     """
-    window = min(averaging_window(steps), MAX_WINDOW)
+    window = min(max(steps * SHARE_OF_RUN, 2.0), MAX_WINDOW)
     decay = 1 - 1 / window
     tau = min(window, 2000.0)
     return decay, tau

@@ -8,7 +8,7 @@ from torch import nn
 
 from models import Detector, build_model
 from models.blocks import Backbone
-from training import batch_norm, build_train_state
+from training import build_train_state
 from training.batch_norm import follow_short_run
 from training.global_batch import GlobalBatch
 from training.schedule import Schedule
@@ -40,17 +40,17 @@ def momenta(module: nn.Module) -> set[float]:
 @pytest.mark.parametrize(
     ("batches", "momentum"),
     [
-        (0, 0.5),  # a window is at least 2 batches
-        (10, 0.5),
-        (40, 0.5),
-        (80, 0.25),  # 1 / (80 / 20)
-        (400, 0.05),
-        (666, 1 / 33.3),
-        (667, 0.03),  # 1 / 33.35 is below the layer's own
+        (0, 1 / 3),
+        (75, 1 / 3),
+        (300, 1 / 3),
+        (500, 0.2),  # 1 / (500 / 100)
+        (2000, 0.05),
+        (3333, 1 / 33.33),
+        (3334, 0.03),  # 1 / 33.34 is below the layer's own
         (100_000, 0.03),
     ],
 )
-def test_momentum_averages_over_a_twentieth_of_a_short_run(batches, momentum):
+def test_momentum_averages_over_a_hundredth_of_a_short_run(batches, momentum):
     layer = nn.BatchNorm2d(3, momentum=0.03)
     follow_short_run([layer], batches)
     assert layer.momentum == pytest.approx(momentum)
@@ -68,13 +68,13 @@ def test_run_sets_the_momentum_of_its_model_and_leaves_its_table(micro_model, sy
     model = build_model(micro_model, 3)
     own = momenta(model)
     table = dict(model.table)
-    state_of(model, 80, sync_bn=sync_bn)
+    state_of(model, 500, sync_bn=sync_bn)
     assert own == {0.03}
-    assert {layer.momentum for layer in model.own_batch_norms()} == {0.25}
+    assert {layer.momentum for layer in model.own_batch_norms()} == {0.2}
     assert model.table == table  # so checkpoints have the family's momentum
 
     model = build_model(micro_model, 3)
-    state_of(model, 2000, sync_bn=sync_bn)
+    state_of(model, 5000, sync_bn=sync_bn)
     assert {layer.momentum for layer in model.own_batch_norms()} == own
 
 
@@ -82,17 +82,16 @@ def test_backbone_of_another_library_keeps_its_momentum():
     model = build_model(str(BACKBONE), 3)
     backbone = next(layer for layer in model.layers if isinstance(layer, Backbone))
     own = momenta(backbone)
-    state_of(model, 80)
+    state_of(model, 500)
     assert momenta(backbone) == own == {0.01}
-    assert {layer.momentum for layer in model.own_batch_norms()} == {0.25}
+    assert {layer.momentum for layer in model.own_batch_norms()} == {0.2}
 
 
 def test_statistics_forget_those_of_the_first_weights():
-    """A layer whose input is 1 for half of a run and then 3 has the mean 3 in its last quarter."""
+    """A layer whose input is 1 at first and then 3 has the mean 3 after a few batches."""
     layer = nn.BatchNorm1d(1, momentum=0.03)
-    follow_short_run([layer], 40)
-    for value in [1.0] * 20 + [3.0] * 10:
+    follow_short_run([layer], 60)
+    for value in [1.0] * 30 + [3.0] * 15:
         layer(torch.full((4, 1), value))
-    # half of the distance is left after each batch: 2 / 2**10
+    # two thirds of the distance are left after each batch: 2 * (2 / 3)**15 = 0.005
     assert layer.running_mean.item() == pytest.approx(3, abs=0.01)
-    assert batch_norm.averaging_window(40) == 2
