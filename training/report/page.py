@@ -26,7 +26,7 @@ class ReportPage:
 
     script: that writes it, train.py or val.py. status: as text. figures: shown beside the metrics.
     facts: lists with their titles. settings, hyp: all of them. unit: what a training sample is.
-    epochs: columns of results.csv.
+    epochs: columns of results.csv. advice: sentences on their curves.
     evaluation: as `result_values` returns it, None if there is none yet.
     """
 
@@ -39,6 +39,7 @@ class ReportPage:
     hyp: Sequence[SettingRow] = ()
     unit: str = "image"
     epochs: dict[str, list[float]] = field(default_factory=dict)
+    advice: Sequence[str] = ()
     evaluation: dict[str, Any] | None = None
 
     def write(self, folder: Path) -> None:
@@ -56,6 +57,7 @@ class ReportPage:
             "hyp": self.hyp,
             "unit": self.unit,
             "epochs": self.epochs,
+            "advice": self.advice,
             "evaluation": self.evaluation,
         }
         page = build_page("report", f"{folder.name}: Kestrel's report", values)

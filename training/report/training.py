@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data import Dataset
+from training.report.advice import curve_advice
 from training.report.facts import Rows, data_facts, environment_facts, setting_rows
 from training.report.page import Figure, ReportPage, State, report_or_say
 from training.report.result import error_values, images_figure, result_values
@@ -151,9 +152,14 @@ class TrainingReport:
             hyp=setting_rows(run.hyp, Hyp().as_dict()),
             unit=self.data.unit,
             epochs=self._columns(),
+            advice=curve_advice(self._rows, self._images("train"), self._images("val")),
             evaluation=self._result,
         )
         page.write(run.folder)
+
+    def _images(self, split: str) -> int:
+        """Return how many images a split has, or tiles."""
+        return len(self.data.labels[split])
 
     def _columns(self) -> dict[str, list[float]]:
         """Return the columns of results.csv and the speed, by name."""

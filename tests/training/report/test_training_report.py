@@ -31,7 +31,7 @@ def report_of(*, active: bool = True, say: Say = say_nothing) -> TrainingReport:
     )
     data = SimpleNamespace(
         names=["cat"],
-        labels={"train": range(8), "val": None},
+        labels={"train": range(8), "val": range(4)},
         file=Path("pets.yaml"),
         unit="image",
         reports={"train": report},

@@ -15,8 +15,7 @@ const LOSSES = {
 
 const CURVES_NOTE =
   "Move the pointer over a chart, or choose it and use the arrow keys, to read the values of an " +
-  "epoch; drag to enlarge, double-click to go back. A loss of val that rises while that of train " +
-  "falls: the model learns the training images by heart; more data or more augmentation helps.";
+  "epoch; drag to enlarge, double-click to go back.";
 
 function curves() {
   if (values.script !== "train.py") return null;
@@ -25,7 +24,8 @@ function curves() {
     return section("curves", "Curves", null, empty(text));
   }
   const cards = [...metricCharts(), ...lossCharts(), ...otherCharts()].filter(Boolean);
-  return section("curves", "Curves", CURVES_NOTE, div("columns", cards));
+  const note = [...values.advice, CURVES_NOTE].join(" ");
+  return section("curves", "Curves", note, div("columns", cards));
 }
 
 function metricCharts() {
