@@ -114,22 +114,18 @@ class Detector(nn.Module):
             )
 
     def _set_batch_norm(self) -> None:
-        """Give the batch normalizations the eps and momentum of the table, if it has them."""
+        """Give all batch normalizations the eps and momentum of the table, if it has them.
+
+        Backbones of other libraries keep theirs, with which published weights were trained.
+        """
         given = self.table.get("batch_norm")
         if given is None:
             return
-        for module in self.own_batch_norms():
-            module.eps = given["eps"]
-            module.momentum = given["momentum"]
-
-    def own_batch_norms(self) -> list[_BatchNorm]:
-        """Return all batch normalizations but those of backbones of other libraries.
-
-        Those keep the eps and momentum with which published weights were trained.
-        """
         own = [layer for layer in self.layers if not isinstance(layer, Backbone)]
-        modules = nn.ModuleList(own).modules()
-        return [module for module in modules if isinstance(module, _BatchNorm)]
+        for module in nn.ModuleList(own).modules():
+            if isinstance(module, _BatchNorm):
+                module.eps = given["eps"]
+                module.momentum = given["momentum"]
 
     @property
     def head(self) -> Head:

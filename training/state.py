@@ -182,7 +182,7 @@ def build_train_state(
         shard: whether to shard weights and optimizer state, layer by layer.
         say: logs a line for `shard` or `sync_bn` that has no effect.
     """
-    follow_short_run(model.own_batch_norms(), schedule.total_batches)
+    follow_short_run(model, schedule.total_batches)
 
     # The average is of the unsharded model, so it is copied before the replica shards it.
     synchronized = synchronize_if_asked(model, world, sync_bn=sync_bn, shard=shard, say=say)

@@ -10,6 +10,7 @@ from models import Detector, build_model
 from models.blocks import Backbone
 from training import build_train_state
 from training.batch_norm import follow_short_run
+from training.freezing import freeze, set_training
 from training.global_batch import GlobalBatch
 from training.schedule import Schedule
 from utils.distributed.world import World
@@ -52,14 +53,14 @@ def momenta(module: nn.Module) -> set[float]:
 )
 def test_momentum_averages_over_a_hundredth_of_a_short_run(batches, momentum):
     layer = nn.BatchNorm2d(3, momentum=0.03)
-    follow_short_run([layer], batches)
+    follow_short_run(layer, batches)
     assert layer.momentum == pytest.approx(momentum)
 
 
-def test_layer_without_momentum_and_no_layer_at_all_are_left():
+def test_layer_without_momentum_and_model_without_a_layer_are_left():
     layer = nn.BatchNorm2d(3, momentum=None)
-    follow_short_run([layer], 10)
-    follow_short_run([], 10)
+    follow_short_run(layer, 10)
+    follow_short_run(nn.Conv2d(3, 3, 1), 10)
     assert layer.momentum is None
 
 
@@ -70,27 +71,40 @@ def test_run_sets_the_momentum_of_its_model_and_leaves_its_table(micro_model, sy
     table = dict(model.table)
     state_of(model, 500, sync_bn=sync_bn)
     assert own == {0.03}
-    assert {layer.momentum for layer in model.own_batch_norms()} == {0.2}
+    assert momenta(model) == {0.2}
     assert model.table == table  # so checkpoints have the family's momentum
 
     model = build_model(micro_model, 3)
     state_of(model, 5000, sync_bn=sync_bn)
-    assert {layer.momentum for layer in model.own_batch_norms()} == own
+    assert momenta(model) == own
 
 
-def test_backbone_of_another_library_keeps_its_momentum():
+def test_backbone_of_another_library_follows_too():
     model = build_model(str(BACKBONE), 3)
     backbone = next(layer for layer in model.layers if isinstance(layer, Backbone))
-    own = momenta(backbone)
+    assert momenta(backbone) == {0.01}
     state_of(model, 500)
-    assert momenta(backbone) == own == {0.01}
-    assert {layer.momentum for layer in model.own_batch_norms()} == {0.2}
+    assert momenta(model) == {0.2}
+
+
+def test_frozen_layers_keep_their_statistics(micro_model):
+    """They are in eval mode, in which a momentum has no effect."""
+    model = build_model(micro_model, 3)
+    frozen = freeze(model, [1])
+    state_of(model, 10)
+    set_training(model, frozen)
+    layers = [module for module in frozen[0].modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [layer.running_mean.clone() for layer in layers]
+    model(torch.rand(2, 3, 64, 64))
+    assert layers
+    for layer, mean in zip(layers, before, strict=True):
+        assert torch.equal(layer.running_mean, mean)
 
 
 def test_statistics_forget_those_of_the_first_weights():
     """A layer whose input is 1 at first and then 3 has the mean 3 after a few batches."""
     layer = nn.BatchNorm1d(1, momentum=0.03)
-    follow_short_run([layer], 60)
+    follow_short_run(layer, 60)
     for value in [1.0] * 30 + [3.0] * 15:
         layer(torch.full((4, 1), value))
     # two thirds of the distance are left after each batch: 2 * (2 / 3)**15 = 0.005
