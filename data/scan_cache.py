@@ -22,7 +22,7 @@ from utils.images.decode import DECODER_VERSION
 from utils.images.opencv import cv2
 from utils.printable import one_line
 
-VERSION = 7  # increase it when the meaning of a stored array changes, or the way labels are read
+VERSION = 8  # increase it when the meaning of a stored array changes, or the way labels are read
 DIGEST_BYTES = 32
 
 

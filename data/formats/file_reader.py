@@ -22,6 +22,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import row_scaled
+from data.formats.text_encoding import EncodingError
 from data.formats.voc.folders import ANNOTATIONS, IMAGES
 from data.formats.yolo_txt import is_list_of_images, label_bytes, label_path
 from data.images import find_images, walk_images
@@ -83,7 +84,8 @@ class FileReader(ABC):
     def class_names(self, source: Path) -> ClassNames:
         """Return the classes of a folder: the names in use, sorted.
 
-        Label files that cannot be read are passed over: the scan reports them.
+        Label files that cannot be read are passed over: the scan reports them. Raises EncodingError
+        for one in another encoding: then names of others may be wrong, too.
         """
         annotations = []
         path_of = self._path_of_labels(source)
@@ -93,6 +95,8 @@ class FileReader(ABC):
                 data = label_bytes(file)
                 if data is not None:
                     annotations.append(self.read(data, file).annotations)
+            except EncodingError:
+                raise
             except ValueError:
                 continue
         return ClassNames(sorted_names(annotations))

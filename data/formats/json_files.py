@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from data.formats.text_encoding import not_utf_8
 from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
@@ -19,9 +20,16 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(data: bytes, file: Path | str) -> Any:
-    """Return the contents of a JSON file with these bytes. Raises ValueError as `read_json`."""
+    """Return the contents of a JSON file with these bytes.
+
+    Raises ValueError as `read_json`, EncodingError if it is neither UTF-8 nor, by its mark, UTF-16.
+    """
     try:
-        return json.loads(data, object_pairs_hook=_object)
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise not_utf_8(data, error, str(file)) from None
+    try:
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"{printable(file)} line {error.lineno}: not JSON: {error.msg}") from None
     except RecursionError:

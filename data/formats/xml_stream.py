@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 from xml.parsers import expat
 
+from data.formats.text_encoding import EncodingError, XmlDecoder
 from utils.printable import printable
 
 MAX_DEPTH = 32  # elements inside each other
+BLOCK_BYTES = 2**20
 Attributes = Mapping[str, str]
 
 
@@ -23,13 +25,20 @@ def read_xml(
         start: gets the path of an element from the root on, its attributes, and its line.
         end: gets the path of an element, its text without spaces around it, and its line.
 
-    Raises ValueError with file and line if the file is not XML, has a DTD, or is nested deeper than
-    MAX_DEPTH.
+    Raises ValueError with file and line if the file is not XML, is not text in the encoding that it
+    declares, has a DTD, or is nested deeper than MAX_DEPTH.
     """
     handlers = _Handlers(file, start, end)
     try:
         with open(file, "rb") as stream:
-            handlers.parser.ParseFile(stream)
+            block = stream.read(BLOCK_BYTES)
+            decoder = XmlDecoder(block)
+            while block:
+                handlers.parser.Parse(decoder.decode(block, final=False), False)
+                block = stream.read(BLOCK_BYTES)
+            handlers.parser.Parse(decoder.decode(b"", final=True), True)
+    except EncodingError as error:
+        raise EncodingError(f"{printable(file)} line {error.line}: {error}", error.line) from None
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
         raise ValueError(f"{printable(file)} line {error.lineno}: not XML: {reason}") from None
@@ -45,7 +54,7 @@ class _Handlers:
         self.path: tuple[str, ...] = ()
         self.text: list[str] = []
 
-        self.parser = expat.ParserCreate("UTF-8")
+        self.parser = expat.ParserCreate("UTF-8")  # whatever the file declares: it gets text
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self.start_element
         self.parser.EndElementHandler = self.end_element

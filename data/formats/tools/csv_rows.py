@@ -116,4 +116,6 @@ def _lines(file: Path) -> Iterator[str]:
     except OSError as error:
         raise ValueError(f"{printable(file)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{printable(file)} line {number + 1}: not UTF-8 text") from None
+        raise ValueError(
+            f"{printable(file)} line {number + 1}: not UTF-8 text: save it as UTF-8"
+        ) from None

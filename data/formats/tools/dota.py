@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from data.formats.annotations import ROTATED_BOX, AnnotatedImage, Annotation
 from data.formats.file_reader import FileReader
-from data.formats.yolo_txt import BYTE_ORDER_MARK
+from data.formats.text_encoding import utf_8_text
 from data.labels import BadRowError
 from data.report import ROW_DROPPED, Problem
 from utils.printable import excerpt, printable
@@ -37,8 +37,7 @@ class Dota(FileReader):
     def read(self, data: bytes, file: str) -> AnnotatedImage:
         objects = []
         problems = []
-        text = data.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(utf_8_text(data, file).splitlines(), 1):
             if not line.strip() or line.startswith(HEADERS):
                 continue
             try:

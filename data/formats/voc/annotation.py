@@ -6,6 +6,8 @@ The XML is data: no DTD, no entity, nothing outside the file.
 from typing import Any, NamedTuple, NoReturn
 from xml.parsers import expat
 
+from data.formats.text_encoding import EncodingError, XmlDecoder
+
 MAX_BYTES = 4 * 1024 * 1024  # some 10,000 objects
 MAX_DEPTH = 32  # elements inside each other; Pascal VOC has 5
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -31,6 +33,10 @@ class AnnotationError(ValueError):
         self.line = line
 
 
+class AnnotationEncodingError(AnnotationError):
+    """The file is not text in the encoding that it declares, so its class names are unknown."""
+
+
 class VocObject(NamedTuple):
     """The texts of one <object>."""
 
@@ -49,8 +55,8 @@ class VocAnnotation(NamedTuple):
 def parse_annotation(data: bytes) -> VocAnnotation:
     """Return the fields of an annotation file.
 
-    It is in UTF-8, or as marked at its start in UTF-16 or ISO-8859-1. The objects of a <part> and
-    all other elements are ignored. XML's five own entities (&amp; ...) and characters by number are
+    It is in the encoding that it declares, or else in UTF-8. The objects of a <part> and all other
+    elements are ignored. XML's five own entities (&amp; ...) and characters by number are
     text; a file with a DTD is refused, so no others can be defined.
     Raises AnnotationError if the file is not such an annotation, or is larger or nested deeper than
     the limits.
@@ -58,35 +64,27 @@ def parse_annotation(data: bytes) -> VocAnnotation:
     if len(data) > MAX_BYTES:
         raise AnnotationError(f"has more than {MAX_BYTES // 2**20} MiB")
 
-    collector = _Collector(_encoding(data))
+    collector = _Collector()
     try:
-        collector.parser.Parse(data, True)
+        text = XmlDecoder(data).decode(data, final=True)
+        collector.parser.Parse(text, True)
+    except EncodingError as error:
+        raise AnnotationEncodingError(str(error), error.line) from None
     except expat.ExpatError as error:
         raise AnnotationError(f"not XML: {expat.ErrorString(error.code)}", error.lineno) from None
     return VocAnnotation(collector.size, collector.objects)
 
 
-def _encoding(data: bytes) -> str:
-    """Return an encoding that expat itself knows: Python's codecs would be asked for others."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    if data.startswith(b"<?xml"):
-        declaration = data[:200].partition(b"?>")[0].lower()
-        if b"iso-8859-1" in declaration:
-            return "ISO-8859-1"
-    return "UTF-8"
-
-
 class _Collector:
     """Expat's handlers, and what they have collected so far."""
 
-    def __init__(self, encoding: str) -> None:
+    def __init__(self) -> None:
         self.size: dict[str, str] = {}
         self.objects: list[VocObject] = []
         self.path: tuple[str, ...] = ()
         self.text: list[str] = []
 
-        self.parser = expat.ParserCreate(encoding)
+        self.parser = expat.ParserCreate("UTF-8")  # whatever the file declares: it gets text
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end

@@ -20,6 +20,7 @@ from data.formats.base import (
 from data.formats.voc.annotation import (
     CORNERS,
     MAX_BYTES,
+    AnnotationEncodingError,
     AnnotationError,
     VocObject,
     parse_annotation,
@@ -68,6 +69,8 @@ class VocXml:
         for image in self.images(source, ()).images:
             try:
                 annotation = parse_annotation(_xml_bytes(image.label_file) or b"")
+            except AnnotationEncodingError as error:
+                raise ValueError(_placed(image.label_file, error)) from None
             except (ValueError, AnnotationError):
                 continue  # the scan reports it
             names |= {found.fields.get("name", "") for found in annotation.objects}
@@ -106,8 +109,7 @@ def parse_xml_file(
     try:
         annotation = parse_annotation(data)
     except AnnotationError as error:
-        place = f"{printable(file)} line {error.line}" if error.line else printable(file)
-        raise UnreadableLabelsError(f"{place}: {error}") from None
+        raise UnreadableLabelsError(_placed(file, error)) from None
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[int, tuple[float, ...], bool], int] = {}
@@ -133,6 +135,12 @@ def parse_xml_file(
             reason = f"was outside the image by {outside:g} pixels"
             problems.append(Problem(ROW_CLIPPED, where, reason))
     return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
+
+
+def _placed(file: str, error: AnnotationError) -> str:
+    """Return the message of an error, with the file and its line."""
+    place = f"{printable(file)} line {error.line}" if error.line else printable(file)
+    return f"{place}: {error}"
 
 
 def _xml_bytes(file: str) -> bytes | None:

@@ -18,9 +18,9 @@ from tests.support.fuzzing import assert_printable_line
         (b"[" * 100_000, "a.json: nested too deeply"),
         (b'{"a":' * 100_000, "a.json: nested too deeply"),
         (b'{"id": 7, "x\\n": 1, "x\\n": 2}', "a.json: not JSON: the object with the id 7 has the"),
-        (b'{"\xff": 1}', "a.json: not JSON: 'utf-8' codec can't decode"),
+        (b'{"a": 1,\n"\xff": 1}', "a.json line 2: not UTF-8 text: save it as UTF-8"),
         (b"9" * 5000, "a.json: not JSON: Exceeds the limit"),
-        (b"\xff\xfe\x00", "a.json: not JSON: 'utf-16"),
+        (b"\xff\xfe\x00", "a.json line 1: not UTF-16-LE text: save it as UTF-8"),
     ],
 )
 def test_bad_json_is_refused_with_its_place(data: bytes, reason: str) -> None:

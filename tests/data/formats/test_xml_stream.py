@@ -35,6 +35,21 @@ def test_utf_16_is_read(tmp_path: Path) -> None:
     assert events(tmp_path / "a.xml") == [("a", {}, 1), ("a", "é", 1)]
 
 
+def test_the_declared_encoding_is_read(tmp_path: Path) -> None:
+    text = '<?xml version="1.0" encoding="gb2312"?><a b="狗">猫</a>'
+    (tmp_path / "a.xml").write_bytes(text.encode("gb2312"))
+    assert events(tmp_path / "a.xml") == [("a", {"b": "狗"}, 1), ("a", "猫", 1)]
+
+
+def test_letters_across_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.formats.xml_stream.BLOCK_BYTES", 7)
+    (tmp_path / "a.xml").write_text("<a>\n猫猫猫\n</a>", encoding="utf-8")
+    assert events(tmp_path / "a.xml") == [("a", {}, 1), ("a", "猫猫猫", 3)]
+    (tmp_path / "a.xml").write_bytes("<a>\n猫猫猫\n".encode() + b"\xff</a>")
+    with pytest.raises(ValueError, match=r"a\.xml line 3: not UTF-8 text"):
+        events(tmp_path / "a.xml")
+
+
 LAUGHS = '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><a>&b;</a>'
 
 
@@ -48,7 +63,7 @@ LAUGHS = '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><a>&b;</a>'
         (b'\n<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>', "line 2: has a DTD"),
         (b"<a>&x;</a>", "line 1: not XML: undefined entity"),
         (b"<a>" * (MAX_DEPTH + 1), f"line 1: nested more than {MAX_DEPTH} elements deep"),
-        (b"<a>\n\xff</a>", "line 2: not XML: not well-formed (invalid token)"),
+        (b"<a>\n\xff</a>", "line 2: not UTF-8 text, and it declares no other encoding"),
         (b"<a>\0</a>", "line 1: not XML: not well-formed (invalid token)"),
     ],
 )

@@ -98,7 +98,7 @@ def test_list_of_keras_retinanet_gives_the_order(tmp_path: Path, name: str) -> N
         (tmp_path / name).write_text(other)
         assert read_source(tmp_path / "x.csv").names == ("cat",)
     (tmp_path / name).write_bytes(b"dog,0\n\xff,1\n")
-    with pytest.raises(ValueError, match=rf"{name} line 2: not UTF-8 text$"):
+    with pytest.raises(ValueError, match=rf"{name} line 2: not UTF-8 text: save it as UTF-8$"):
         read_source(tmp_path / "x.csv")
 
 

@@ -93,7 +93,9 @@ def test_bad_rows_are_reported(tmp_path: Path, row: str, reason: str) -> None:
     assert problem.startswith(f"labelTxt/a.txt line 2: {reason}")
 
 
-def test_bytes_that_are_not_utf_8_are_replaced(tmp_path: Path) -> None:
+def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, ROW)
-    (tmp_path / "labelTxt" / "a.txt").write_bytes(b"1 2 11 2 11 14 1 14 a\xff 0\n")
-    assert read_source(folder).names == ("a\ufffd",)
+    rows = "1 1 5 1 5 5 1 5 猫 0\n1 1 5 1 5 5 1 5 狗 0\n"
+    (tmp_path / "labelTxt" / "a.txt").write_bytes(rows.encode("gb2312"))
+    with pytest.raises(ValueError, match=r"txt line 2: not UTF-8 text: save it as UTF-8$"):
+        read_source(folder)

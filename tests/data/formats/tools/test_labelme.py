@@ -1,5 +1,6 @@
 """LabelMe: each shape, old files, shapes that cannot be read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,15 @@ def test_image_of_another_size_is_left_out(tmp_path: Path) -> None:
 
 def test_annotations_without_shapes_are_background(tmp_path: Path) -> None:
     assert read_shapes(tmp_path).boxes == {"a.png": []}
+
+
+def test_files_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    # The bytes of the first name are those of "è" in UTF-8.
+    for image, label in (("a", "猫"), ("b", "狗")):
+        draw(tmp_path, f"{image}.png")
+        text = json.dumps({"shapes": [shape("rectangle", [[1, 2], [9, 9]], label)]}, indent=1)
+        (tmp_path / f"{image}.json").write_bytes(
+            text.encode().decode("unicode-escape").encode("gbk")
+        )
+    with pytest.raises(ValueError, match=r"b\.json line 4: not UTF-8 text: save it as UTF-8$"):
+        LabelMe().class_names(tmp_path)

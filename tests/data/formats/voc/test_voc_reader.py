@@ -230,16 +230,30 @@ def test_xml_is_refused_with_reason(text: str, reason: str) -> None:
     assert reason in str(found.value)
 
 
-def test_utf16_and_latin1_are_read_and_other_encodings_refused() -> None:
+def test_utf16_and_the_declared_encoding_are_read_and_others_refused() -> None:
     text = annotation(object_xml("é", "1 1 2 2"))
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         assert parse_xml_file(text.encode(encoding), "a.xml", SIZE, ["é"]).rows
     declared = '<?xml version="1.0" encoding="ISO-8859-1"?>' + text
     assert parse_xml_file(declared.encode("latin-1"), "a.xml", SIZE, ["é"]).rows
     with pytest.raises(
-        UnreadableLabelsError, match=r"^a.xml line 3: not XML: not well-formed \(invalid token\)$"
+        UnreadableLabelsError,
+        match=r"^a.xml line 3: not UTF-8 text, and it declares no other encoding: save it",
     ):
         parse_xml_file(text.encode("latin-1"), "a.xml", SIZE, ["é"])
+
+
+def test_a_chinese_name_in_gb2312_is_no_other_name(tmp_path: Path) -> None:
+    declared = '<?xml version="1.0" encoding="gb2312"?>'
+    text = annotation(object_xml("猫", "1 1 2 2"))  # its bytes are those of "è" in UTF-8
+    draw(tmp_path / "a.png")
+    (tmp_path / "a.xml").write_bytes((declared + text).encode("gb2312"))
+    assert VocXml().class_names(tmp_path).names == ("猫",)
+
+    draw(tmp_path / "b.png")
+    (tmp_path / "b.xml").write_bytes(annotation(object_xml("狗", "1 1 2 2")).encode("gb2312"))
+    with pytest.raises(ValueError, match=r"b.xml line 3: not UTF-8 text, and it declares no other"):
+        VocXml().class_names(tmp_path)
 
 
 # ---------------------------------------------------------------------- where the files are
