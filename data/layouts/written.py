@@ -15,7 +15,7 @@ from data.layouts.archives import without_key
 from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
-from data.layouts.names import spelled_alike
+from data.layouts.names import misread_names, spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
 from utils.files.folders import RUN_DATA, make_folder
@@ -106,12 +106,18 @@ def write_data_set(
 
 
 def _notes_of_classes(layouts: Sequence[Layout], classes: Classes, choices: Choices) -> list[str]:
-    """Return what the log says of each data set, of all together, and of names that are alike."""
+    """Return what the log says of each data set, of all together, and of names that look wrong."""
     notes = []
     for layout, found in zip(layouts, classes.of_layout, strict=True):
         notes.append(_described(layout, found))
     if len(layouts) > 1 or choices.merge:
         notes.append(f"together {_classes_text(classes.names)}")
+
+    misread = misread_names(classes.names)
+    if misread:
+        read, meant = excerpt(", ".join(misread)), excerpt(", ".join(misread.values()))
+        advice = "save the label files as UTF-8"
+        notes.insert(0, f"if class {read} should be {meant}, its text is in GBK: {advice}")
 
     alike = spelled_alike(classes.names)
     if alike:

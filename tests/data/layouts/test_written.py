@@ -443,3 +443,12 @@ def test_names_flag_names_the_numbers_of_one_of_several_data_sets(tmp_path):
     found = class_names_by_image(opened(named, numbered, cache=tmp_path / "cache", names=names))
     assert [found[str(folder / "1.png")] for folder in (named, numbered)] == [["dog"], ["dog"]]
     assert found[str(named / "0.png")] == ["cat"]
+
+
+def test_a_class_that_may_be_chinese_in_another_encoding_is_said(tmp_path):
+    said = []
+    opened(voc_folder(tmp_path / "one", "è", "dog"), cache=tmp_path / "cache", said=said)
+    assert said[0] == ("if class è should be 猫, its text is in GBK: save the label files as UTF-8")
+    said.clear()
+    opened(voc_folder(tmp_path / "two", "Käfer", "кот"), cache=tmp_path / "cache", said=said)
+    assert not [line for line in said if "GBK" in line]
