@@ -4,17 +4,20 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from data.formats.base import ListedImage
+from data.formats.base import LabelFormat, ListedImage
+from data.formats.listing_reader import ListingReader
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.yolo_txt import label_bytes, parse_label_file
 from data.images import walk_folders
-from data.report import UNMATCHED_LABELS
+from data.report import IMAGE_DROPPED, ROW_DROPPED, UNMATCHED_LABELS, Problem
 from utils.images.decode import is_image_name
 from utils.printable import counted, printable
 
 ANY_SIZE = (10_000, 10_000)  # pixels: that of the image makes no difference here
 ANY_CLASS = 10**6  # classes are not known yet
+SHOWN_PROBLEMS = 2
 
 
 def why_no_class(sources: Sequence[Path]) -> str:
@@ -41,7 +44,74 @@ def why_no_class(sources: Sequence[Path]) -> str:
         )
     if unmatched:
         return f"{unmatched[0].reason}: give label files and images the same names"
-    return _other_files(sources)
+    return _why_no_object(sources) or _other_files(sources)
+
+
+def _why_no_object(sources: Iterable[Path]) -> str:
+    """Return why no object of an annotation tool has a class, with the first problems.
+
+    "" if no reader but that of YOLO finds labels.
+    """
+    problems: list[str] = []
+    labeled: list[str] = []  # files that can be read
+    for source in sources:
+        reader = format_of(source)
+        if isinstance(reader, ListingReader):
+            problems += _problems_in_listing(reader, source)
+            labeled.append(str(source))
+        elif reader is not YOLO_TEXT:
+            found = _problems_in_files(reader, source)
+            problems += found.problems
+            labeled += found.files
+
+    if problems:
+        count = counted(len(problems), "problem")
+        more = f" ({count})" if len(problems) > SHOWN_PROBLEMS else ""
+        shown = "; ".join(problems[:SHOWN_PROBLEMS])
+        return f"none of its objects can be read: {shown}{more}"
+    if labeled:
+        files = counted(len(labeled), "label file")
+        return (
+            f"no image in its {files}, such as {printable(labeled[0])}, has an object: label the "
+            "images in the tool, and export again"
+        )
+    return ""
+
+
+def _problems_in_listing(reader: ListingReader, source: Path) -> list[str]:
+    """Return the problems of a file that lists images, also of those that are not found."""
+    contents = reader.contents(source)
+    problems = [*contents.problems]
+    for image in contents.images:
+        problems += image.problems
+    return _of_objects(problems)
+
+
+class _FilesWithProblems(NamedTuple):
+    files: list[str]  # that have labels
+    problems: list[str]
+
+
+def _problems_in_files(reader: LabelFormat, source: Path) -> _FilesWithProblems:
+    """Return the label files of images, and their problems; of a COCO JSON those that it has."""
+    contents = reader.images(source, ())
+    problems = _of_objects(contents.problems)
+    files: dict[str, None] = {}
+    for image in contents.images:
+        try:
+            read = reader.rows(image, ANY_SIZE, ())
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if read.has_labels:
+            files[image.label_file] = None
+            problems += _of_objects(read.problems)
+    return _FilesWithProblems(list(files), problems)
+
+
+def _of_objects(problems: Iterable[Problem]) -> list[str]:
+    """Return the problems of objects and images that cannot be used, as text."""
+    return [str(found) for found in problems if found.kind in (ROW_DROPPED, IMAGE_DROPPED)]
 
 
 def _first_bad_row(files: Iterable[str]) -> str:

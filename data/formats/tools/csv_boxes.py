@@ -16,7 +16,7 @@ from typing import ClassVar
 from data.formats.annotations import AnnotatedImage, Annotation, AnnotationFile
 from data.formats.listing_reader import ListingReader
 from data.formats.tools.csv_classes import class_list, display_names
-from data.formats.tools.csv_rows import CsvRow, ImagesOfRows, delimiter_of, read_csv
+from data.formats.tools.csv_rows import NUMBER, CsvRow, ImagesOfRows, first_row, read_csv
 from data.formats.tools.fields import size_of
 from data.formats.tools.outlines import Point, box_points
 from data.labels import BadRowError
@@ -47,7 +47,6 @@ CLASS_FIRST = ("image", "class", "x1", "y1", "x2", "y2")
 MAKE_SENSE = ("class", "x", "y", "w", "h", "image", "image width", "image height")
 MAX_FRACTION = 1.01  # of a coordinate that is a fraction of the image
 ONLY_CLASS = "object"  # of a file without a column for the class
-NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 WHOLE = re.compile(r"([0-9]{1,9})\.0+")  # a number of a class that a program wrote as 1.0
 
 
@@ -58,12 +57,8 @@ class CsvBoxes(ListingReader):
     suffixes: ClassVar[frozenset[str]] = frozenset({".csv", ".txt"})
 
     def begins_with(self, start: bytes) -> bool:
-        lines = start.decode("utf-8-sig", "replace").splitlines()
-        if not lines:
-            return False
-        values = lines[0].split(delimiter_of(lines[0]))
-        first = [value.strip().strip("\"'") for value in values]
-        return _are_boxes(_columns(first)) or _order_of_row(first) is not None
+        first = first_row(start)
+        return _are_boxes(_columns(first.values)) or _order_of_row(first) is not None
 
     def read(self, file: Path) -> AnnotationFile:
         rows = read_csv(file)
@@ -72,7 +67,7 @@ class CsvBoxes(ListingReader):
             return AnnotationFile([])
         columns = _columns(first.values)
         if not _are_boxes(columns):
-            order = _order_of_row(first.values) or RETINANET
+            order = _order_of_row(first) or RETINANET
             columns = {name: index for index, name in enumerate(order)}
             rows = chain([first], rows)
 
@@ -130,22 +125,23 @@ def _are_boxes(columns: Mapping[str, int]) -> bool:
     return "image" in columns and has_box
 
 
-def _order_of_row(values: Sequence[str]) -> tuple[str, ...] | None:
+def _order_of_row(row: CsvRow) -> tuple[str, ...] | None:
     """Return the columns of a file that begins with this row, without a header; None if unknown.
 
     An image without objects has no values.
 
-    >>> _order_of_row(["1.jpg", "dog", "0", "1", "1", "2"]) == CLASS_FIRST
+    >>> _order_of_row(CsvRow(1, ["1.jpg", "dog", "0", "1", "1", "2"])) == CLASS_FIRST
     True
     """
+    values = row.values
     if len(values) == len(MAKE_SENSE) and is_image_name(values[5]):
-        is_box = all(NUMBERS.fullmatch(number) for number in (*values[1:5], *values[6:]))
+        is_box = row.has_numbers(1, 5) and row.has_numbers(6, 8)
         return MAKE_SENSE if is_box else None
     if len(values) != len(RETINANET) or not is_image_name(values[0]):
         return None
-    if not any(values[1:]) or all(NUMBERS.fullmatch(number) for number in values[1:5]):
+    if not any(values[1:]) or row.has_numbers(1, 5):
         return RETINANET
-    if all(NUMBERS.fullmatch(number) for number in values[2:]):
+    if row.has_numbers(2, 6):
         return CLASS_FIRST
     return None
 
@@ -182,8 +178,8 @@ def _points(row: CsvRow, columns: Mapping[str, int]) -> list[Point] | None:
         text = row.value(columns["bbox"])
         if not text.strip("[]() "):
             return None
-        values = [float(number) for number in NUMBERS.findall(text)]
-        if len(values) != 4 or NUMBERS.sub("", text).strip("[]() ,;") != "":
+        values = [float(number) for number in NUMBER.findall(text)]
+        if len(values) != 4 or NUMBER.sub("", text).strip("[]() ,;") != "":
             raise BadRowError(f"box '{excerpt(text)}' must be four numbers")
         return box_points(*values)
 
@@ -202,13 +198,9 @@ def _points(row: CsvRow, columns: Mapping[str, int]) -> list[Point] | None:
 
 
 def _numbers(row: CsvRow, columns: Mapping[str, int], names: Sequence[str]) -> list[float] | None:
-    texts = [row.value(columns[name]) for name in names]
-    if not any(texts):
+    if not any(row.value(columns[name]) for name in names):
         return None
-    for text in texts:
-        if not NUMBERS.fullmatch(text):
-            raise BadRowError(f"'{excerpt(text)}' is not a number")
-    return [float(text) for text in texts]
+    return [row.number(columns[name]) for name in names]
 
 
 def _are_fractions(images: Iterable[Iterable[Annotation]]) -> bool:

@@ -15,7 +15,7 @@ from data.formats.annotations import (
 )
 from data.formats.json_files import brief, read_json
 from data.formats.listing_reader import ListingReader
-from data.formats.tools.csv_rows import CsvRow, ImagesOfRows, read_csv
+from data.formats.tools.csv_rows import CsvRow, ImagesOfRows, first_row, read_csv
 from data.formats.tools.fields import (
     Objects,
     in_object,
@@ -84,8 +84,8 @@ class ViaCsv(ListingReader):
     suffixes: ClassVar[frozenset[str]] = frozenset({".csv"})
 
     def begins_with(self, start: bytes) -> bool:
-        header = start.partition(b"\n")[0]
-        return all(column.encode() in header for column in COLUMNS)
+        header = [name.lstrip("#") for name in first_row(start).values]
+        return all(column in header for column in COLUMNS)
 
     def read(self, file: Path) -> AnnotationFile:
         rows = read_csv(file)
@@ -175,7 +175,10 @@ def _class_name(attributes: Mapping[str, Any], class_key: str) -> str:
     value = attributes.get(class_key)
     if isinstance(value, dict):  # a checkbox: {"cat": true}
         chosen = [name for name, is_chosen in value.items() if is_chosen]
-        value = chosen[0] if len(chosen) == 1 else None
+        if len(chosen) > 1:
+            both = excerpt(", ".join(chosen))
+            raise BadRowError(f"attribute '{excerpt(class_key)}' has several classes: {both}")
+        value = chosen[0] if chosen else None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip() or not is_text(value):

@@ -96,6 +96,81 @@ def test_label_files_of_other_names_are_refused_with_the_prefix(tmp_path):
     )
 
 
+VIA_REGION = '{"shape_attributes":{"name":"rect","x":1,"y":1,"width":2,"height":2},%s}'
+VIA = '{"a.png9":{"filename":"a.png","regions":[' + VIA_REGION + "]}}"
+LABEL_STUDIO = (
+    '[{"data":{"image":"a.png"},"annotations":[{"result":[{"type":"rectanglelabels",%s}]}]}]'
+)
+CSV = "filename,class,xmin,ymin,xmax,ymax\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("x.csv", CSV + 'a.png,cat,"43,5",1,2,2\n', "line 2: '43,5' is not a number"),
+        (
+            "x.json",
+            VIA % '"region_attributes":{"a":{"cat":true,"dog":true}}',
+            "['a.png9'].regions[0]: attribute 'a' has several classes: cat, dog",
+        ),
+        (
+            "x.json",
+            '[{"image":"a.png","annotations":[{"label":"cat","coordinates":{"x":1}}]}]',
+            "[0].annotations[0]: 'y' is None, must be a number",
+        ),
+        (
+            "x.json",
+            LABEL_STUDIO % '"value":{"x":1,"rectanglelabels":["cat"]}',
+            "[0].annotations[0].result[0]: 'y' is None, must be a number",
+        ),
+        (
+            "a.json",  # of LabelMe
+            '{"shapes":[{"label":"cat","points":[[1,2]],"shape_type":"point"}]}',
+            "shapes[0]: shape_type is 'point', boxes are made of",
+        ),
+        (
+            "a.xml",  # of Pascal VOC
+            "<annotation><object><bndbox/></object></annotation>",
+            "line 1: the object has no <name>",
+        ),
+    ],
+)
+def test_objects_that_cannot_be_read_are_refused_with_the_first_problem(
+    tmp_path, name, text, reason
+):
+    source = folder(tmp_path, "a", "")
+    (source / "a.txt").unlink()
+    (source / name).write_text(text)
+    source = source if name.startswith("a.") else source / name
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([source])
+    file = tmp_path / "a" / name
+    assert str(refusal.value).startswith(
+        f"no labels with a class in {source}: none of its objects can be read: {file} {reason}"
+    )
+
+
+def test_only_the_first_problems_of_objects_are_named(tmp_path):
+    source = folder(tmp_path, "a", "") / "x.csv"
+    source.write_text(CSV + "a.png,cat,x,1,2,2\n" * 3)
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([source])
+    assert str(refusal.value).endswith(
+        f"{source} line 2: 'x' is not a number; {source} line 3: 'x' is not a number (3 problems)"
+    )
+
+
+def test_tool_files_without_objects_are_refused(tmp_path):
+    source = folder(tmp_path, "a", "") / "x.csv"
+    source.write_text(CSV + "a.png,,,,,\n")
+    with pytest.raises(ValueError) as refusal:
+        names_of_sources([source])
+    assert str(refusal.value) == (
+        f"no labels with a class in {source}: no image in its 1 label file, such as {source}, has "
+        "an object: label the images in the tool, and export again"
+    )
+
+
 def test_images_without_label_files_are_refused_with_what_lies_there(tmp_path):
     source = folder(tmp_path, "a", "")
     (source / "a.txt").unlink()

@@ -29,6 +29,13 @@ BOX = (1, 2, 11, 14)
         "a.png,1,2,11,14,cat",
         "a.png,cat,1,2,11,14",
         "path/to/a.png,1,2,11,14,cat\r",
+        # as Excel saves it
+        "sep=;\r\nfilename;class;xmin;ymin;xmax;ymax\r\na.png;cat;1;2;11;14\r\n",
+        "SEP=,\nfilename,class,xmin,ymin,xmax,ymax\na.png,cat,1,2,11,14",
+        "filename;class;xmin;ymin;xmax;ymax\na.png;cat;1,0;2;11,00;14,0",
+        "a.png;1,0;2,0;11,0;14,0;cat",
+        "filename;class;xmin;ymin;xmax;ymax\na.png;cat;0,025;0,1;0,275;0,7",
+        "\n ,,\n\nfilename,class,xmin,ymin,xmax,ymax\na.png,cat,1,2,11,14",
         # fractions: 1 / 40, 11 / 40, 2 / 20, 14 / 20
         "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf"
         "\na,xclick,cat,1,0.025,0.275,0.1,0.7,0,0,0",
@@ -42,6 +49,31 @@ def test_headers_and_shapes(tmp_path: Path, text: str) -> None:
     assert (read.title, read.names) == ("CSV with a box in each row", ("cat",))
     assert read.boxes == {"a.png": [("cat", *BOX)]}
     assert not [problem for problem in read.problems if problem.kind != "note"]
+
+
+def test_text_in_utf_16_is_read(tmp_path: Path) -> None:
+    draw(tmp_path, "a.png")
+    text = "filename\tclass\txmin\tymin\txmax\tymax\r\na.png\t猫\t1,0\t2\t11\t14\r\n"
+    for encoding in ("utf-16-le", "utf-16-be"):
+        (tmp_path / "x.csv").write_bytes(f"\ufeff{text}".encode(encoding))
+        assert read_source(tmp_path / "x.csv").boxes == {"a.png": [("猫", *BOX)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a.png,cat,1,2,11,14\na.png,cat,'1,2',3,4,5", "line 2: ''1' is not a number"),
+        ('a.png,cat,1,2,11,14\na.png,cat,"1,5",2,11,14', "line 2: '1,5' is not a number"),
+        ("sep=;\n\na.png;cat;1;2;11;14\na.png;cat;1.000,5;2;9;9", "line 4: '1.000,5' is not a"),
+    ],
+)
+def test_other_numbers_are_reported_with_their_line(tmp_path: Path, text: str, reason: str) -> None:
+    draw(tmp_path, "a.png")
+    (tmp_path / "x.csv").write_text(text)
+    read = read_source(tmp_path / "x.csv")
+    assert read.boxes == {"a.png": [("cat", *BOX)]}
+    (problem,) = reasons(read.problems, tmp_path)
+    assert problem.startswith(f"x.csv {reason}")
 
 
 def test_rows_of_an_image_may_be_anywhere_and_empty_boxes_are_background(tmp_path: Path) -> None:
@@ -211,7 +243,8 @@ def test_other_text_is_not_a_csv_with_boxes(tmp_path: Path, text: str) -> None:
     [
         (b"a.png,1,2,3,4,cat\n\xff\n", "line 2: not UTF-8 text"),
         (b"a.png,1,2,3,4,cat\na,\0\n", "line 2: contains NUL"),
-        ("a.png,1,2,3,4,cat\n".encode("utf-16"), "line 1: not UTF-8 text, but UTF-16: save the"),
+        ("a.png,1,2,3,4,cat\n".encode("utf-16-le"), "line 1: not UTF-8 text, but UTF-16: save"),
+        ("a.png,1,2,3,4,cat\n".encode("utf-16")[:-1], "line 1: not UTF-16-LE text: save it as"),
         (b'a.png,1,2,3,4,"' + b"x" * 200_000 + b'"\n', "line 1: field larger than field limit"),
     ],
 )

@@ -134,7 +134,8 @@ def test_several_attributes_without_a_usual_name_are_refused(tmp_path: Path, kin
         (region({"name": "polygon", "all_points_x": 1}, c="cat"), "'all_points_x' is 1, must be"),
         (region(c=""), "attribute 'c' is '', no class"),
         (region(c=None), "attribute 'c' is None, no class"),
-        (region(c={"cat": True, "dog": True}), "attribute 'c' is an object, no class"),
+        (region(c={"cat": True, "dog": True}), "attribute 'c' has several classes: cat, dog"),
+        (region(c={"cat": False}), "attribute 'c' is an object, no class"),
         (region(), "attribute 'c' is None, no class"),
     ],
 )
