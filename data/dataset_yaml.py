@@ -64,6 +64,8 @@ class DataSpec:
     notes: tuple[str, ...] = ()  # for the log: values that were not taken as written
     # what --data named, if the YAML was written for it, into the cache: a run keeps a copy
     written_for: str = ""
+    # folders below the cache, and what the user gave for each, such as an archive, for messages
+    unpacked: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def is_written(self) -> bool:
@@ -73,7 +75,11 @@ class DataSpec:
     @property
     def title(self) -> str:
         """What messages call the data set: the YAML, or what --data named, ready to print."""
-        return printable(self.written_for or self.file)
+        return self.as_given(printable(self.written_for or self.file))
+
+    def as_given(self, text: str) -> str:
+        """Return a message with the archives that the user gave, not the folders of their files."""
+        return name_as_given(text, self.unpacked)
 
     @property
     def splits(self) -> dict[str, tuple[Path, ...]]:
@@ -129,6 +135,17 @@ class DataSpec:
     def sources_exist(self) -> bool:
         """Whether all paths that `needed` returns exist."""
         return all(os.path.exists(path) for path in self.needed())
+
+
+def name_as_given(text: str, unpacked: Mapping[Path, str]) -> str:
+    """Return a message that names what the user gave in place of folders below the cache.
+
+    >>> name_as_given("/cache/a-1/x.txt line 1", {Path("/cache/a-1"): "/home/a.zip"})
+    '/home/a.zip/x.txt line 1'
+    """
+    for folder, archive in unpacked.items():
+        text = text.replace(printable(folder), printable(archive))
+    return text
 
 
 def find_data(name: str) -> Path:

@@ -298,16 +298,17 @@ class Dataset:
             said.update(other.sentences + other.label_warnings)
         for sentence in report.sentences:
             if sentence not in said:
-                say(sentence)
+                say(self.spec.as_given(sentence))
 
         warnings = ". ".join(warning for warning in report.warnings() if warning not in said)
         if warnings and self.strict:
-            raise ValueError(f"--strict: '{split}' of {self.spec.title}: {warnings}")
+            text = f"--strict: '{split}' of {self.spec.title}: {warnings}"
+            raise ValueError(self.spec.as_given(text))
         if warnings:
-            say(f"{split}: {warnings}.")
+            say(self.spec.as_given(f"{split}: {warnings}."))
         problem = report.first_problem()
         if problem:
-            say(f"{split}: the first problem is {problem}")
+            say(self.spec.as_given(f"{split}: the first problem is {problem}"))
 
     def _say_shared_images(self, split: str, labels: Labels, say: Say) -> None:
         """Say how many images are in another split, too, also by a link."""
@@ -430,7 +431,10 @@ def read_split(
         hint = ""
         if spec.is_written and split == "val":
             hint = "; another --val-split holds out other images"
-        raise ValueError(f"'{split}' of {spec.title}: {error}{hint}") from None
+        text = spec.as_given(f"'{split}' of {spec.title}: {error}{hint}")
+        raise ValueError(text) from None
+    except ValueError as error:
+        raise ValueError(spec.as_given(str(error))) from None
 
 
 def class_names(names: Sequence[str], *, single: bool) -> list[str]:

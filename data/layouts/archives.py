@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data.formats.image_finder import split_of_path
 from data.formats.registry import FORMATS
-from utils.files.archives import ArchiveError, unpack
+from utils.files.archives import ArchiveError, NoWantedFileError, unpack
 from utils.files.atomic import temporary_folder
 from utils.files.disk import exclusive_access
 from utils.files.fingerprint import file_state
@@ -17,7 +17,9 @@ from utils.images.decode import IMAGE_SUFFIXES
 from utils.printable import printable
 
 FOLDER = "archives"  # below that of the caches
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
+TAR_SUFFIXES = (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
+UNREAD_SUFFIXES = (".7z", ".rar", ".tar.zst")  # which are refused by their first bytes
+ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES, *UNREAD_SUFFIXES)
 OTHER_SUFFIXES = {".yaml", ".yml", ".data", ".names", ".labels"}  # that describe a data set
 WANTED = IMAGE_SUFFIXES.union(OTHER_SUFFIXES, *(reader.suffixes for reader in FORMATS))
 
@@ -33,7 +35,8 @@ def unpacked(archive: Path, cache: Path) -> Path:
     It lies below `cache`. Only images, label files and lists are written; a folder appears when it
     is complete. The archive is unpacked again after a change.
 
-    Raises ValueError with its path if it is damaged, unsafe, or has none of these files.
+    Raises ValueError with its path if it is damaged or unsafe, and NoWantedFileError, likewise, if
+    it has none of these files.
     """
     key = hashlib.sha256(os.fsencode(archive) + file_state(archive)).hexdigest()[:16]
     folder = cache / FOLDER / f"{archive.name.partition('.')[0][:40]}-{key}"
@@ -49,6 +52,8 @@ def unpacked(archive: Path, cache: Path) -> Path:
             contents.mkdir()
             try:
                 unpack(archive, contents, wanted=_is_wanted)
+            except NoWantedFileError as error:
+                raise NoWantedFileError(f"{printable(archive)} is not unpacked: {error}") from None
             except ArchiveError as error:
                 raise ValueError(f"{printable(archive)} is not unpacked: {error}") from None
             os.replace(contents, folder)

@@ -12,7 +12,6 @@ from data.layouts.no_classes import why_no_class
 from utils.printable import counted, excerpt, printable
 
 MOST_DIGITS = 5  # of a class number
-LAST_LATIN = "\u024f"
 
 
 def names_of_sources(sources: Sequence[Path]) -> ClassNames:
@@ -123,27 +122,6 @@ def _spelling(name: str) -> str:
     True
     """
     return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-
-def misread_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that may be Chinese ones in GB2312, read as UTF-8, and what they would be.
-
-    Two bytes of a Chinese character may be a letter in UTF-8. Names of ASCII letters, and words in
-    other scripts than the Latin one, are left alone.
-
-    >>> misread_names(["è", "Käfer", "кот"])
-    {'è': '猫'}
-    """
-    found = {}
-    for name in names:
-        is_latin = all("\x80" <= letter <= LAST_LATIN for letter in name)
-        if not is_latin and (len(name) > 1 or name.isascii()):
-            continue
-        try:
-            found[name] = name.encode().decode("gb2312")
-        except UnicodeDecodeError:
-            continue
-    return {name: other for name, other in found.items() if other.isalpha()}
 
 
 def chosen_names(found: ClassNames, chosen: Sequence[str]) -> ClassNames:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from data.dataset_yaml import (
     MIN_WEIGHT,
     DataSpec,
     find_data,
+    name_as_given,
     read_data_yaml,
 )
 from data.fetching import fetch_data, require_finished
@@ -21,11 +22,19 @@ from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
 from data.layouts.archives import is_archive, unpacked, without_outer_folders
 from data.layouts.base import Choices, Layout
+from data.layouts.contents import contents_of_archive
+from data.layouts.labels_elsewhere import find_pair, join
 from data.layouts.names import check_listed_names, chosen_names
-from data.layouts.recognize import YAML_SUFFIXES, recognize
+from data.layouts.recognize import (
+    YAML_SUFFIXES,
+    NoDataSetError,
+    SeveralDataSetsError,
+    recognize,
+)
 from data.layouts.unread import unread_labels
 from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
+from utils.files.archives import NoWantedFileError
 from utils.files.folders import cache_folder, make_folder, temporary_cache_folder
 from utils.files.writers import write_text
 from utils.printable import counted, printable
@@ -37,6 +46,7 @@ class Given(NamedTuple):
     path: Path
     layout: Layout
     spec: DataSpec | None = None  # of a data YAML
+    unpacked: Mapping[Path, str] = {}  # as in DataSpec
 
 
 def open_data(
@@ -64,8 +74,24 @@ def open_data(
     choices = choices or Choices()
     _check_weights(choices.weights, names)
     cache = cache_folder(cache_dir)
-    given = [_given(name, cache, download=download) for name in names]
+    given = _all_given(names, cache, download=download)
+    archives = {folder: path for one in given for folder, path in one.unpacked.items()}
+    try:
+        spec = _opened(given, names, splits, choices, cache)
+    except ValueError as error:
+        raise ValueError(name_as_given(str(error), archives)) from None
+    notes = tuple(name_as_given(note, archives) for note in spec.notes)
+    return replace(spec, notes=notes, unpacked=archives)
 
+
+def _opened(
+    given: Sequence[Given],
+    names: Sequence[str],
+    splits: Sequence[str],
+    choices: Choices,
+    cache: Path | None,
+) -> DataSpec:
+    """Return the data set of all that was given. The arguments are those of `open_data`."""
     first = given[0].spec
     if first is not None and len(given) == 1 and _is_complete(first, splits, choices):
         chosen_names(ClassNames(first.names, str(first.file)), choices.names)
@@ -126,6 +152,18 @@ def is_other_path(name: str) -> bool:
     return path.is_dir() or (path.is_file() and path.suffix.lower() not in YAML_SUFFIXES)
 
 
+def _all_given(names: Sequence[str], cache: Path | None, *, download: bool) -> list[Given]:
+    """Return what the names given as --data are; images and labels that lie apart are one."""
+    paths = [Path(os.path.abspath(name)) for name in names if is_other_path(name)]
+    pair = find_pair(paths) if len(paths) == len(names) else None
+    if pair is None:
+        return [_given(name, cache, download=download) for name in names]
+
+    joined = join(pair, cache or temporary_cache_folder())
+    layout = recognize(joined.path)
+    return [Given(pair.images, layout, unpacked=joined.given)]
+
+
 def _given(name: str, cache: Path | None, *, download: bool) -> Given:
     """Return what a name given as --data is; an archive is unpacked below the cache."""
     if not is_other_path(name):
@@ -133,14 +171,38 @@ def _given(name: str, cache: Path | None, *, download: bool) -> Given:
         return _given_yaml(file, file, download=download)
 
     path = Path(os.path.abspath(name))
-    archive = unpacked(path, cache or temporary_cache_folder()) if is_archive(path) else None
-    layout = recognize(without_outer_folders(archive) if archive else path)
-    if not layout.is_yaml:
-        return Given(path, layout)
-    given = _given_yaml(path, layout.path, download=download)
-    if archive:
-        _require_inside(given, archive)
-    return given
+    if is_archive(path):
+        return _given_archive(path, cache or temporary_cache_folder(), download=download)
+    layout = recognize(path)
+    return (
+        _given_yaml(path, layout.path, download=download) if layout.is_yaml else Given(path, layout)
+    )
+
+
+def _given_archive(path: Path, cache: Path, *, download: bool) -> Given:
+    """Return what an archive has, which is unpacked below the cache.
+
+    Raises ValueError as `recognize` and `unpacked`, with the path of the archive.
+    """
+    no_data_set = f"{printable(path)} has no data set"
+    try:
+        folder = unpacked(path, cache)
+    except NoWantedFileError:
+        raise ValueError(f"{no_data_set}: {contents_of_archive(path)}") from None
+
+    try:
+        layout = recognize(without_outer_folders(folder), path)
+        given = Given(path, layout)
+        if layout.is_yaml:
+            given = _given_yaml(path, layout.path, download=download)
+            _require_inside(given, folder)
+    except NoDataSetError:
+        raise ValueError(f"{no_data_set}: {contents_of_archive(path)}") from None
+    except SeveralDataSetsError:
+        raise  # with commands, which name folders that exist
+    except ValueError as error:
+        raise ValueError(name_as_given(str(error), {folder: str(path)})) from None
+    return given._replace(unpacked={folder: str(path)})
 
 
 def _require_inside(given: Given, folder: Path) -> None:

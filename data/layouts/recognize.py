@@ -3,40 +3,46 @@
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from data.dataset_yaml import MAX_BYTES, read_data_yaml
 from data.formats.image_finder import UNASSIGNED, split_of_path
-from data.formats.name_lists import NAME_LISTS
 from data.formats.registry import format_of
-from data.images import conversion_advice, walk_folders
+from data.images import walk_folders
 from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.base import Layout
+from data.layouts.contents import TFRECORD_ADVICE, TFRECORD_SUFFIXES, contents_of_folder
 from data.layouts.darknet import SUFFIX, darknet_layout, is_darknet
 from data.layouts.image_folders import image_folder_layouts
 from data.layouts.separate import separate_layouts
 from utils.printable import counted, printable
 
 YAML_SUFFIXES = (".yaml", ".yml")
-TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".record")
-TFRECORD_ADVICE = "TFRecord is not read; export the data set as COCO JSON or YOLO"
 # lines of a data YAML, also of one with an error, or with keys of other programs
 NAMES_KEY = rb"^(names|classes)\s*:"
 SPLIT_KEY = rb"^(train|val|valid|validation|test)\s*:"
-LABEL_SUFFIXES = (".txt", ".json", ".xml", ".csv")
 Folders = Sequence[tuple[str, list[str]]]
 
 
-def recognize(path: Path) -> Layout:
+class NoDataSetError(ValueError):
+    """A folder has no data set; the message says what lies there."""
+
+
+class SeveralDataSetsError(ValueError):
+    """A folder has several data sets; the message has a command for each."""
+
+
+def recognize(path: Path, given: Path | None = None) -> Layout:
     """Return the layout of a file or folder.
 
-    Raises ValueError if it is none, with what lies there, or several, with a command for each.
+    given: what the user has given for it, for messages, if it is another path.
+
+    Raises NoDataSetError or SeveralDataSetsError for a folder, and ValueError if a file is none.
     """
     path = Path(os.path.abspath(path))
     if os.path.isdir(path):
-        return _only(path, folder_layouts(path))
+        return _only(path, folder_layouts(path), given or path)
     if not os.path.exists(path):
         raise ValueError(f"{printable(path)} does not exist")
     return _file_layout(path)
@@ -137,44 +143,14 @@ def _darknet_layouts(folders: Folders) -> list[Layout]:
     return layouts
 
 
-def _only(root: Path, layouts: Sequence[Layout]) -> Layout:
+def _only(root: Path, layouts: Sequence[Layout], given: Path) -> Layout:
     """Return the only layout. Raises ValueError if there is none, or more than one."""
     if len(layouts) == 1:
         return layouts[0]
     if not layouts:
-        raise ValueError(f"{printable(root)} has no data set: {_contents(root)}")
+        raise NoDataSetError(f"{printable(root)} has no data set: {contents_of_folder(root)}")
     commands = "".join(
         f"\n    --data {shlex.quote(str(layout.path))}  ({layout.title})" for layout in layouts
     )
     kinds = counted(len(layouts), "data set")
-    raise ValueError(f"{printable(root)} has {kinds}: choose one{commands}")
-
-
-def _contents(root: Path) -> str:
-    """Return what lies in a folder without images, and what to do, for a message."""
-    suffixes: Counter[str] = Counter()
-    errors: list[OSError] = []
-    for _, names in walk_folders(root, errors.append):
-        files = [name for name in names if name not in NAME_LISTS]
-        suffixes.update(os.path.splitext(name)[1].lower() for name in files)
-    records = sum(suffixes[suffix] for suffix in TFRECORD_SUFFIXES)
-    if records:
-        return f"{counted(records, 'TFRecord file')}; {TFRECORD_ADVICE}"
-    advice = conversion_advice(suffix for suffix, _ in suffixes.most_common())
-    if advice:
-        return advice
-    for error in errors:
-        folder = os.path.relpath(error.filename, root)
-        where = "it" if folder == "." else f"its folder {printable(folder)}"
-        return f"{where} cannot be read: {error.strerror}"
-    labels = sum(suffixes[suffix] for suffix in LABEL_SUFFIXES)
-    if labels > 1:
-        return (
-            f"{counted(labels, 'label file')} and no image; export it with the images, or put them "
-            "beside the labels, in a folder images/"
-        )
-
-    names = sorted(os.listdir(root))[:10]
-    if not names:
-        return "it is empty"
-    return f"it has {', '.join(map(printable, names))}"
+    raise SeveralDataSetsError(f"{printable(given)} has {kinds}: choose one{commands}")

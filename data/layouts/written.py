@@ -15,11 +15,12 @@ from data.layouts.archives import without_key
 from data.layouts.base import Choices, Layout
 from data.layouts.classes import Classes, joined_classes
 from data.layouts.hold_out import HeldOut, hold_out
-from data.layouts.names import misread_names, spelled_alike
+from data.layouts.names import spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
 from utils.files.folders import RUN_DATA, make_folder
 from utils.files.writers import write_bytes, write_text, write_yaml
+from utils.misread_text import as_gb2312
 from utils.printable import counted, excerpt, printable
 from utils.threads import usable_cores
 
@@ -113,9 +114,10 @@ def _notes_of_classes(layouts: Sequence[Layout], classes: Classes, choices: Choi
     if len(layouts) > 1 or choices.merge:
         notes.append(f"together {_classes_text(classes.names)}")
 
-    misread = misread_names(classes.names)
+    misread = [name for name in classes.names if as_gb2312(name)]
     if misread:
-        read, meant = excerpt(", ".join(misread)), excerpt(", ".join(misread.values()))
+        read = excerpt(", ".join(misread))
+        meant = excerpt(", ".join(map(as_gb2312, misread)))
         advice = "save the label files as UTF-8"
         notes.insert(0, f"if class {read} should be {meant}, its text is in GBK: {advice}")
 

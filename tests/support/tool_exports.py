@@ -198,6 +198,13 @@ def yolo(root: Path) -> None:
     yolo_rows(root / "labels")
 
 
+def make_sense_zip(root: Path) -> None:
+    """The archive of label files, put into the folder of the images."""
+    draw(root)
+    yolo_rows(Path("labels"))
+    shutil.make_archive(str(root / "labels_my-project"), "zip", "labels")
+
+
 def coco_folder(root: Path) -> None:
     for split, stems in (("train2017", STEMS[:3]), ("val2017", STEMS[3:])):
         draw(root / split, stems)
@@ -316,7 +323,7 @@ EXPORTS: dict[str, Callable[[Path], None]] = {
     "dota": dota,
     "wider": wider_face,
     "photos/labels_my-project.csv": make_sense_csv,
-    "makesense": yolo,  # the label files of its archive, put beside the images
+    "makesense": make_sense_zip,
     "fiftyone": fiftyone,
     "datumaro": datumaro,
 }

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from utils.files.atomic import name_os_errors
 from utils.files.disk import format_bytes, require_free_space
+from utils.files.zip_names import names_in_zip
 from utils.terminal import FaultError
 
 CHUNK = 2**20
@@ -38,6 +39,11 @@ COMPRESSIONS: dict[bytes, Callable[..., Any]] = {  # how a file begins, and what
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
+OTHER_ARCHIVES = {  # how those begin that are not read, and what they are called
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!": "RAR",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+}
 EXISTING_FILE_ERRORS = (FileExistsError, IsADirectoryError, NotADirectoryError)
 # devices, streams, trailing dots
 WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'
@@ -45,6 +51,10 @@ WINDOWS_NAMES = r'(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*[<>:"|?*].*|.*[. ]'
 
 class ArchiveError(ValueError):
     """An archive is refused; the text is the second half of a sentence that says why."""
+
+
+class NoWantedFileError(ArchiveError):
+    """An archive has none of the files that are wanted of it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ def unpack(
             else:
                 skipped[Path(path[-1]).suffix] += 1
         if not files:
-            raise ArchiveError("it contains no wanted file")
+            raise NoWantedFileError("it contains no wanted file")
 
         # Write them.
         require_free_space(folder, sum(entry.size for entry in files.values()))
@@ -120,6 +130,15 @@ def unpack(
         for path, entry in tqdm(files.items(), desc="unpacking", disable=None, leave=False):
             _write(entry, folder.joinpath(*path[dropped_folders:]))
     return skipped
+
+
+def paths_in(archive: Path) -> list[tuple[str, ...]]:
+    """Return the folders and the name of each file in an archive.
+
+    Raises ArchiveError, with half a sentence, if it is damaged, or such a path is unsafe.
+    """
+    with _archive_errors(), _open_entries(archive) as entries:
+        return list(_check_entries(entries, archive.stat().st_size, LIMITS))
 
 
 def safe_path(name: str, limits: Limits = LIMITS) -> tuple[str, ...]:
@@ -195,6 +214,10 @@ def _open_entries(archive: Path) -> Iterator[Iterator[Entry]]:
                 yield _zip_entries(zip_file)
             return
 
+        for magic, kind in OTHER_ARCHIVES.items():
+            if start.startswith(magic):
+                raise ArchiveError(f"it is a {kind} archive; zip and tar are read: unpack it")
+
         unpacked: Any = raw
         for magic, open_compressed in COMPRESSIONS.items():
             if start.startswith(magic):
@@ -232,8 +255,8 @@ def _stated_entry_count(raw: BinaryIO) -> int:
 
 def _zip_entries(zip_file: zipfile.ZipFile) -> Iterator[Entry]:
     """Yield the files and folders of a zip. Raises ArchiveError for anything else."""
-    for info in zip_file.infolist():
-        name = info.orig_filename  # info.filename ends at a NUL
+    infos = zip_file.infolist()
+    for info, name in zip(infos, names_in_zip(infos), strict=True):
         # the Unix file type; 0 if the zip was made elsewhere
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):

@@ -321,6 +321,53 @@ def test_export_without_images_is_refused_with_what_to_do(name, tmp_path):
         opened(EXPORTS / name, cache=tmp_path / "cache")
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["inner.zip"], "it holds another archive, inner.zip: unpack it, and give what is in it"),
+        (["deep/inner.7z", "readme.txt"], "it holds another archive, deep/inner.7z: unpack it, "),
+        (
+            ["README.dataset.txt", "README.roboflow.txt", "train/x.tfrecord"],
+            "1 TFRecord file; TFRecord is not read; export the data set as COCO JSON or YOLO",
+        ),
+        (["a.txt", "b.txt"], "2 label files and no image; export it with the images, put them"),
+        (["a.heic", "a.txt"], "photographs as .heic are not read: convert them"),
+        (["a.docx"], "it has a.docx"),
+        ([], "it is empty"),
+    ],
+)
+def test_an_archive_without_a_data_set_is_refused_with_what_it_has(tmp_path, names, message):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    for _ in range(2):  # what is unpacked stays in the cache
+        with pytest.raises(ValueError) as refusal:
+            opened(tmp_path / "a.zip", cache=tmp_path / "cache")
+        assert str(refusal.value).startswith(f"{tmp_path}/a.zip has no data set: {message}")
+
+
+def test_messages_name_the_archive_and_not_the_folder_of_its_files(tmp_path):
+    image_folder(tmp_path / "photos")
+    (tmp_path / "photos" / "0.txt").write_text("1 .5 .5 .5\n")
+    (tmp_path / "photos" / "data.yaml").write_text("train: .\nval: .\nnames: [cat, dog]\n")
+    packed = tmp_path / "a.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in (tmp_path / "photos").iterdir():
+            archive.write(file, f"photos/{file.name}")
+    said = []
+    dataset = opened(packed, cache=tmp_path / "cache")
+    dataset.read("train", said.append)
+    assert f"the first problem is {packed}/photos/0.txt line 1: " in "".join(said)
+    assert str(tmp_path / "cache") not in "".join(said)
+
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(tmp_path / "photos" / "0.png", "0.png")
+        archive.writestr("data.yaml", "train: .\nval: .\nnames: [a, a]\n")
+    with pytest.raises(ValueError) as refusal:
+        opened(packed, cache=tmp_path / "cache")
+    assert str(refusal.value) == f"{packed}/data.yaml line 3: classes 0 and 1 are both 'a'"
+
+
 # ---------------------------------------------------------------------- images to detect in
 
 

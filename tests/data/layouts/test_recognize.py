@@ -158,8 +158,8 @@ def test_several_data_sets_are_refused_with_a_command_for_each(tmp_path):
         ({"notes.md": "x"}, "it has notes.md"),
         (
             {"labels/a.txt": ROW, "labels/b.txt": ROW},
-            "2 label files and no image; export it with the images, or put them beside the labels, "
-            "in a folder images/",
+            "2 label files and no image; export it with the images, put them beside the labels, "
+            "in a folder images/, or give both as --data images labels",
         ),
         (
             {"a.gif": "x", "b.GIF": "x", "a.txt": ROW, "b.txt": ROW},
