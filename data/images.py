@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data.report import IMAGE_DROPPED, NOTE, RUN_FOLDERS, Problem
+from data.report import IMAGE_DROPPED, NOTE, REPEATED_LINES, RUN_FOLDERS, Problem
 from utils.files.folders import is_run_folder
 from utils.images.decode import IMAGE_SUFFIXES, is_image_name
 from utils.printable import counted, excerpt, printable, utf_16_hint
@@ -197,6 +197,7 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
     problems: list[Problem] = []
     allowed = "an image or video file" if videos else "an image file"
     shortened = 0  # paths that were found without their first folders
+    repeated: list[int] = []  # lines whose image another line has
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
@@ -211,7 +212,8 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
         elif not os.path.isfile(path):
             reason = f"{printable(path)} does not exist"
         elif path in images:
-            reason = f"{printable(path)} is listed twice"
+            repeated.append(number)
+            continue
         if reason:
             problems.append(Problem(IMAGE_DROPPED, f"{printable(file)} line {number}", reason))
         else:
@@ -220,6 +222,10 @@ def _images_in_list(file: Path, videos: frozenset[str]) -> ImageFiles:
     if shortened:
         paths = f"{counted(shortened, 'path')} found without the first folders, as data/ of CVAT's"
         problems.append(Problem(NOTE, printable(file), paths))
+    if repeated:
+        lines = f"{counted(len(repeated), 'line')}, the first is {repeated[0]},"
+        reason = f"{lines} with an image that is listed before, which counts once"
+        problems.append(Problem(REPEATED_LINES, printable(file), reason))
     return ImageFiles(sorted_paths(images), problems)
 
 

@@ -12,6 +12,7 @@ from utils.printable import counted, excerpt, plural
 
 LISTED_PROBLEMS = 1000  # further ones are only counted: a faulty export can have one per box
 ROW_DROPPED = "row dropped"
+ROW_WITHOUT_IMAGE = "row of an image that its file does not list"
 ROW_CLIPPED = "row clipped to the image"
 ROW_DUPLICATE = "duplicate row dropped"
 POLYGON_DROPPED = "polygon dropped, box kept"
@@ -22,6 +23,7 @@ IMAGES_NOT_FOUND = "label file whose images were not found"
 NOTE = "note"
 # the results of other runs, which lie inside a folder of the data
 RUN_FOLDERS = "run folders left out"
+REPEATED_LINES = "repeated lines of a list"
 LABELS_RESIZED = "image with labels of another size, scaled"
 LABELS_TURNED = "image with labels from before it was turned, turned"
 VALUES_LEFT_OUT = "values after the box left out"
@@ -120,6 +122,10 @@ class Report:
         if other_labels:
             images = counted(other_labels, "image")
             sentences.append(f"{images} without a label file, but with one of another format")
+        without_image = dict(self.problem_counts).get(ROW_WITHOUT_IMAGE, 0)
+        if without_image:
+            rows = counted(without_image, "annotation")
+            sentences.append(f"{rows} of images that their file does not list are not used")
         if self.no_usable_row:
             images = counted(len(self.no_usable_row), "image")
             sentences.append(f"{images} left out, because none of their label rows can be used")

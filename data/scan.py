@@ -37,6 +37,7 @@ from data.report import (
     NO_USABLE_ROW,
     NOTE,
     OTHER_LABELS,
+    REPEATED_LINES,
     ROW_DROPPED,
     RUN_FOLDERS,
     UNMATCHED_LABELS,
@@ -66,6 +67,9 @@ MAX_DECODED_AGAIN = 1000  # images, in one thread
 BEGINS_AT_1 = (
     "; no row has class 0, and the largest is the number of names: do they begin at 1? "
     "Then subtract 1 in all rows, or list a name for class 0 first"
+)
+HOW_TO_WEIGHT = (
+    "to draw images more often, write 'train: [{path: a.txt, weight: 2}]' in a data YAML"
 )
 MIN_SIDE = 2  # pixels; smaller images are left out
 
@@ -158,6 +162,9 @@ class ImageList:
         for problem in problems:
             if problem.kind in (RUN_FOLDERS, VALUES_LEFT_OUT):
                 self.sentences.append(problem)
+            elif problem.kind == REPEATED_LINES:
+                reason = f"{problem.reason}; {HOW_TO_WEIGHT}"
+                self.sentences.append(problem._replace(reason=reason))
             elif problem.kind in (UNMATCHED_LABELS, CORNER_ROWS):
                 self.label_warnings.append(problem)
             else:

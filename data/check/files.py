@@ -47,6 +47,13 @@ KINDS = {
         "dropped as unusable",
         "correct them: their objects count as background",
     ),
+    kinds.ROW_WITHOUT_IMAGE: Kind(
+        "rows-of-unlisted-images",
+        ERROR,
+        "annotation",
+        "of images that the file does not list",
+        "export again: if the ids of images were renumbered, all boxes may be on other images",
+    ),
     kinds.ROW_CLIPPED: Kind(
         "rows-clipped",
         WARNING,

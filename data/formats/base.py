@@ -1,6 +1,6 @@
 """The interface of label format readers, and the records that they return to data/scan.py."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -62,10 +62,22 @@ class ClassNames(NamedTuple):
     """The classes of a source, in order.
 
     origin: the path of the file that lists them, "" if they are the names in use, sorted.
+    whole: that list with names that are classes only if another source of the data set uses them;
+    () if there are no such ones.
     """
 
     names: tuple[str, ...]
     origin: str = ""
+    whole: tuple[str, ...] = ()
+
+    def with_names_in_use(self, used: Container[str]) -> "ClassNames":
+        """Return the classes with those of the whole list that are used.
+
+        >>> ClassNames(("cat",), "a.json", ("animal", "cat")).with_names_in_use({"animal", "cat"})
+        ClassNames(names=('animal', 'cat'), origin='a.json', whole=())
+        """
+        names = tuple(name for name in self.whole if name in used)
+        return ClassNames(names or self.names, self.origin)
 
 
 def shown_names(names: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
+from data.formats.coco_categories import read_categories
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
-from data.formats.json_files import brief, read_json
+from data.formats.json_files import brief, no_whole_number, read_json, whole_number
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
     IMAGE_DROPPED,
@@ -21,6 +22,7 @@ from data.report import (
     POLYGON_DROPPED,
     ROW_DROPPED,
     ROW_DUPLICATE,
+    ROW_WITHOUT_IMAGE,
     Problem,
 )
 from utils.printable import counted, excerpt, printable
@@ -29,6 +31,10 @@ MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid
 # pixels, and fraction of the side, by which a polygon's extent may differ from its bbox
 POLYGON_SLACK = (2.0, 0.02)
 SAMPLED_IMAGES = 200  # number of listed images that decide which folder all are in
+
+
+class UnlistedImageError(BadRowError):
+    """The image of an annotation is not among those of the file."""
 
 
 class CocoImage(NamedTuple):
@@ -78,20 +84,20 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
     `names`, or an image id in use stands for two files.
     """
     document = _load(file)
-    categories = _categories(file, document["categories"])
+    categories = read_categories(file, document)
     problems: list[Problem] = []
     listing = _images(file, document["images"], problems)
     class_of_name = {name: index for index, name in enumerate(names)}
     class_by_category = {}
-    for category_id, name in categories.items():
+    for category_id, name in categories.names.items():
         if name in class_of_name:
             class_by_category[category_id] = class_of_name[name]
 
     rows, dropped = _rows(
-        file, document["annotations"], listing, categories, class_by_category, problems
+        file, document["annotations"], listing, categories.names, class_by_category, problems
     )
     rows = [_without_duplicates(file, image_rows, problems) for image_rows in rows]
-    category_ids = _category_ids(class_by_category, categories, len(names))
+    category_ids = categories.ids_of_classes(class_by_category, len(names))
     return CocoFile(listing.images, rows, dropped, category_ids, problems)
 
 
@@ -106,22 +112,10 @@ class CocoJson:
         return source.suffix.lower() == ".json" and not os.path.isdir(source)
 
     def class_names(self, source: Path) -> ClassNames:
-        document = _load(source)
-        categories = _categories(source, document["categories"])
-        annotations = [entry for entry in document["annotations"] if isinstance(entry, dict)]
-        used = {_whole_number(entry.get("category_id")) for entry in annotations}
-        groups = []  # that have other names than their members
-        for entry in document["categories"]:
-            if entry.get("supercategory") != entry["name"]:
-                groups.append(entry.get("supercategory"))
-
-        # Roboflow lists the name of the whole data set as a category, too.
-        names = []
-        for category_id in sorted(categories):
-            name = categories[category_id]
-            if category_id in used or name not in groups:
-                names.append(name)
-        return ClassNames(tuple(names), str(source))
+        categories = read_categories(source, _load(source))
+        whole = categories.listed
+        names = tuple(name for name in whole if name not in categories.unused_parents)
+        return ClassNames(names, str(source), whole)
 
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         file = read_coco_annotations(source, names)
@@ -192,49 +186,6 @@ def _load(file: Path) -> dict[str, list]:
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
             raise ValueError(f"{printable(file)} is not a COCO JSON: it has no list '{key}'")
     return document
-
-
-def _whole_number(value: Any) -> int | None:
-    """Return the value if it is a whole number that every JSON reader keeps exactly, else None.
-
-    7.0 counts as 7.
-    """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    is_exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    return value if is_exact else None
-
-
-def _categories(file: Path, entries: list) -> dict[int, str]:
-    """Return names by category id.
-
-    Raises ValueError for any error, since it could give every box a wrong class.
-    """
-    categories: dict[int, str] = {}
-    seen_names: set[str] = set()
-    for position, entry in enumerate(entries):
-        fields = entry if isinstance(entry, dict) else {}
-        category_id = _whole_number(fields.get("id"))
-        name = fields.get("name")
-
-        where = f"{printable(file)} categories[{position}]"
-        if category_id is None or not isinstance(name, str):
-            raise ValueError(f"{where} must have a whole number 'id' and a text 'name'")
-        if category_id in categories or name in seen_names:
-            raise ValueError(f"{where}: id {category_id} or name '{excerpt(name)}' appears twice")
-
-        categories[category_id] = name
-        seen_names.add(name)
-    return categories
-
-
-def _category_ids(
-    class_by_category: dict[int, int], categories: dict[int, str], num_classes: int
-) -> list[int]:
-    """Return the id of each class; of one without a category, an id that no category has."""
-    ids = {class_index: category_id for category_id, class_index in class_by_category.items()}
-    first_unused = max([0, *categories]) + 1
-    return [ids.get(index, first_unused + index) for index in range(num_classes)]
 
 
 def _images(file: Path, entries: list, problems: list[Problem]) -> ListedImages:
@@ -331,8 +282,8 @@ def _images_not_found(file: Path, file_names: Sequence[str]) -> Problem:
 
 def _declared_size(entry: dict[str, Any]) -> tuple[int, int] | None:
     """Return (width, height) of an image entry, None if it has no valid ones."""
-    width = _whole_number(entry.get("width"))
-    height = _whole_number(entry.get("height"))
+    width = whole_number(entry.get("width"))
+    height = whole_number(entry.get("height"))
     if width is None or height is None or min(width, height) <= 0:
         return None
     return width, height
@@ -343,10 +294,10 @@ def _image_entry(entry: Any) -> tuple[int, str]:
     if not isinstance(entry, dict):
         raise BadRowError("not an object")
 
-    image_id = _whole_number(entry.get("id"))
+    image_id = whole_number(entry.get("id"))
     name = entry.get("file_name")
     if image_id is None:
-        raise BadRowError(f"id is {brief(entry.get('id'))}, must be a whole number")
+        raise BadRowError(f"id is {no_whole_number(entry.get('id'))}")
     if not isinstance(name, str) or not name:
         raise BadRowError(f"file_name is {brief(name)}, must be a path")
     try:
@@ -397,7 +348,9 @@ def _rows(
                 )
             row = _row(entry, number, class_by_category[category])
         except BadRowError as error:
-            problems.append(Problem(ROW_DROPPED, where, str(error)))
+            is_unlisted = isinstance(error, UnlistedImageError)
+            kind = ROW_WITHOUT_IMAGE if is_unlisted else ROW_DROPPED
+            problems.append(Problem(kind, where, str(error)))
             image_id = _meant_image_id(entry)
             if image_id in listing.index_of_id:
                 dropped[listing.index_of_id[image_id]] += 1
@@ -433,7 +386,7 @@ def _without_duplicates(
 
 def _annotation_number(entry: Any, position: int) -> int | str:
     """Return the id of an annotation, or its place in the file if the id is no whole number."""
-    number = _whole_number(entry.get("id")) if isinstance(entry, dict) else None
+    number = whole_number(entry.get("id")) if isinstance(entry, dict) else None
     return f"annotations[{position}]" if number is None else number
 
 
@@ -447,16 +400,19 @@ def _meant_image_id(entry: Any) -> int | None:
     image_id = entry.get("image_id") if isinstance(entry, dict) else None
     if isinstance(image_id, str) and re.fullmatch("[0-9]{1,15}", image_id):
         return int(image_id)
-    return _whole_number(image_id)
+    return whole_number(image_id)
 
 
 def _image_index(listing: ListedImages, entry: dict[str, Any], where: str) -> int:
     """Return the place of an annotation's image.
 
-    Raises ValueError if its id is that of two files.
+    Raises UnlistedImageError if there is none, and ValueError if its id is that of two files.
     """
-    index: int = _look_up(listing.index_of_id, entry.get("image_id"), "image_id", "images")
-    image_id = _whole_number(entry.get("image_id"))
+    try:
+        index: int = _look_up(listing.index_of_id, entry.get("image_id"), "image_id", "images")
+    except BadRowError as error:
+        raise UnlistedImageError(str(error)) from None
+    image_id = whole_number(entry.get("image_id"))
     if image_id in listing.ambiguous:
         first, second = (excerpt(name, 100) for name in listing.ambiguous[image_id])
         raise ValueError(
@@ -467,8 +423,10 @@ def _image_index(listing: ListedImages, entry: dict[str, Any], where: str) -> in
 
 def _look_up(table: dict[int, Any], key: Any, what: str, where: str) -> Any:
     """Return the value of a key as the JSON has it. Raises BadRowError if the table lacks it."""
-    number = _whole_number(key)
-    if number is None or number not in table:
+    number = whole_number(key)
+    if number is None:
+        raise BadRowError(f"{what} is {no_whole_number(key)}")
+    if number not in table:
         raise BadRowError(f"{what} {brief(key)} is not among the file's {where}")
     return table[number]
 

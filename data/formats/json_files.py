@@ -9,6 +9,8 @@ from data.formats.text_encoding import not_utf_8
 from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 
+EXACT = 2**53  # from here on programs that read numbers as floats may change them
+
 
 def read_json(file: Path) -> Any:
     """Return the contents of a JSON file.
@@ -58,6 +60,30 @@ def brief(value: Any) -> str:
             inner.append("...")
         return f"[{', '.join(inner)}]"
     return excerpt(repr(value))
+
+
+def whole_number(value: Any) -> int | None:
+    """Return the value if it is a whole number that every JSON reader keeps exactly, else None.
+
+    7.0 counts as 7.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) < EXACT
+    return value if is_exact else None
+
+
+def no_whole_number(value: Any) -> str:
+    """Return what is said of a value for which `whole_number` returns None.
+
+    >>> no_whole_number("7")
+    "the text '7', must be a whole number"
+    """
+    if isinstance(value, str):
+        return f"the text {brief(value)}, must be a whole number"
+    if isinstance(value, (int, float)) and abs(value) >= EXACT:
+        return f"{brief(value)}, larger than 2**53: other programs do not keep it exactly"
+    return f"{brief(value)}, must be a whole number"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,9 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
 
     Raises ValueError if lists of several sources differ, with both, or if there is no class.
     """
-    found = {source: format_of(source).class_names(source) for source in sources}
+    listed = {source: format_of(source).class_names(source) for source in sources}
+    in_any = {name for names in listed.values() for name in names.names}
+    found = {source: names.with_names_in_use(in_any) for source, names in listed.items()}
     lists = [names for names in found.values() if names.origin]
     require_same_names(lists)
 

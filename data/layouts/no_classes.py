@@ -11,7 +11,7 @@ from data.formats.listing_reader import ListingReader
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.yolo_txt import label_bytes, parse_label_file
 from data.images import walk_folders
-from data.report import IMAGE_DROPPED, ROW_DROPPED, UNMATCHED_LABELS, Problem
+from data.report import IMAGE_DROPPED, ROW_DROPPED, ROW_WITHOUT_IMAGE, UNMATCHED_LABELS, Problem
 from utils.images.decode import is_image_name
 from utils.printable import counted, printable
 
@@ -111,7 +111,8 @@ def _problems_in_files(reader: LabelFormat, source: Path) -> _FilesWithProblems:
 
 def _of_objects(problems: Iterable[Problem]) -> list[str]:
     """Return the problems of objects and images that cannot be used, as text."""
-    return [str(found) for found in problems if found.kind in (ROW_DROPPED, IMAGE_DROPPED)]
+    kinds = (ROW_DROPPED, ROW_WITHOUT_IMAGE, IMAGE_DROPPED)
+    return [str(found) for found in problems if found.kind in kinds]
 
 
 def _first_bad_row(files: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from data.images import find_images, is_listed_name, run_folders_text, sorted_paths
-from data.report import NOTE, RUN_FOLDERS
+from data.report import NOTE, REPEATED_LINES, RUN_FOLDERS
 from data.sources.containers import VIDEO_SUFFIXES
 from data.sources.files import FileSource, InputFile
 from data.sources.names import FrameNames, path_below
@@ -55,7 +55,9 @@ def folder_or_list(text: str, *, frame_step: int, say: Callable[[str], None]) ->
             f"{printable(text)} contains no image or video ({suffixes_text()}){''.join(reasons)}"
         )
 
-    skipped = sum(problem.kind not in (NOTE, RUN_FOLDERS) for problem in listing.problems)
+    skipped = sum(
+        problem.kind not in (NOTE, RUN_FOLDERS, REPEATED_LINES) for problem in listing.problems
+    )
     folder = os.path.abspath(text) if os.path.isdir(text) else ""
     files = _named(listing.images, folder)
     return FileSource(files, printable(text), frame_step=frame_step, say=say, skipped=skipped)

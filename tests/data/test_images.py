@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data.images import find_images, walk_images
-from data.report import IMAGE_DROPPED, NOTE, RUN_FOLDERS
+from data.report import IMAGE_DROPPED, NOTE, REPEATED_LINES, RUN_FOLDERS
 from utils.files.folders import new_run_folder
 
 
@@ -59,11 +59,11 @@ def test_image_list_paths_are_relative_to_the_list(tmp_path: Path) -> None:
     images, problems = find_images(file)
     assert images == [str(tmp_path / name) for name in ("lists/b c.jpg", "x/a.jpg")]
     assert [str(p).removeprefix(str(file)) for p in problems] == [
-        f" line 4: {tmp_path}/lists/b c.jpg is listed twice",
         f" line 5: {tmp_path}/lists/missing.jpg does not exist",
         " line 6: 'images' is not the path of an image file",
+        ": 1 line, the first is 4, with an image that is listed before, which counts once",
     ]
-    assert {p.kind for p in problems} == {IMAGE_DROPPED}
+    assert [p.kind for p in problems] == [IMAGE_DROPPED, IMAGE_DROPPED, REPEATED_LINES]
 
 
 def test_single_image_is_a_valid_source(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ import pytest
 from data.formats.coco_json import images_root, read_coco_annotations, rows_inside
 from data.formats.yolo_txt import label_path, parse_label_file
 from data.labels import LabelRow, Labels, LabelsBuilder
-from data.report import NOTE, POLYGON_DROPPED, ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE
+from data.report import (
+    IMAGES_NOT_FOUND,
+    NOTE,
+    POLYGON_DROPPED,
+    ROW_CLIPPED,
+    ROW_DROPPED,
+    ROW_DUPLICATE,
+    ROW_WITHOUT_IMAGE,
+)
 
 SIZE = (200, 100)  # width, height
 
@@ -253,13 +261,13 @@ def test_coco_polygon_is_kept_only_if_it_spans_its_box(tmp_path: Path) -> None:
             "bbox has width 0 and height 4, must be at least 0.001",
         ),
         (annotation(5, image_id=8), "annotation 5", "image_id 8 is not among the file's images"),
-        (annotation(5, image_id=[7]), "annotation 5", "image_id [7] is not among"),
+        (annotation(5, image_id=[7]), "annotation 5", "image_id is [7], must be a"),
         (
             annotation(5, category_id=4),
             "annotation 5",
             "category_id 4 is not among the file's categories",
         ),
-        (annotation(5, category_id="gone"), "annotation 5", "category_id None is not"),
+        (annotation(5, category_id="gone"), "annotation 5", "category_id is None, must be a"),
         (annotation(5, iscrowd=2), "annotation 5", "iscrowd is 2, must be 0 or 1"),
         (annotation(5, id="gone", iscrowd=2), "annotations[1]", "iscrowd is 2, must be 0 or 1"),
         ("text", "annotations[1]", "not an object"),
@@ -272,7 +280,7 @@ def test_invalid_annotation_is_dropped_and_others_are_kept(
     part = read_coco_annotations(file, ["dog", "cat"])
     assert [row.number for row in part.rows[0]] == [1, 6]
     (problem,) = part.problems
-    assert problem.kind == ROW_DROPPED
+    assert problem.kind == (ROW_WITHOUT_IMAGE if "image_id" in reason else ROW_DROPPED)
     assert problem.where == f"{file} {where}"
     assert problem.reason.startswith(reason)
 
@@ -458,6 +466,20 @@ def test_coco_json_with_invalid_structure_is_rejected(
     assert str(caught.value).startswith(str(file))
 
 
+def test_ids_that_are_no_whole_numbers_are_named(tmp_path: Path) -> None:
+    images = [{"id": value, "file_name": f"{value}.jpg"} for value in (2**60, "7", None, 2**53 - 1)]
+    file = write_coco_json(tmp_path, [annotation(5, category_id="3")], images=images)
+    part = read_coco_annotations(file, ["dog", "cat"])
+    assert [image.image_id for image in part.images] == [2**53 - 1]
+    reasons = [problem.reason for problem in part.problems if problem.kind != IMAGES_NOT_FOUND]
+    assert reasons == [
+        f"id is {2**60}, larger than 2**53: other programs do not keep it exactly",
+        "id is the text '7', must be a whole number",
+        "id is None, must be a whole number",
+        "image_id 7 is not among the file's images",
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -465,7 +487,7 @@ def test_coco_json_with_invalid_structure_is_rejected(
         (b'{\n"a": [1,\n}', "line 3: not JSON"),
         (b"[" * 200_000, "nested too deeply"),
         (b'{"a": ' + b"1" * 5000 + b"}", "no"),
-        (b"\xff\xff{", "not JSON"),
+        (b"\xff\xff{", "not UTF-8 text"),
         (b"[]", "is not a COCO JSON"),
         (
             b'{"images": [], "images": [{"id": 1}]}',
