@@ -30,6 +30,13 @@ ALLOWED_KEYS = (
 MEANT = {"validation": "val", "dev": "val", "classes": "names", "num_classes": "nc", "root": "path"}
 # of Roboflow's exports: where the data set comes from; of keypoints: their mirror images
 IGNORED_KEYS = ("roboflow", "flip_idx")
+# Keys that say nothing about which images, boxes and classes there are: the log names them.
+FOREIGN_KEYS = (
+    *("author", "channels", "colors", "contributor", "creator", "date", "description", "info"),
+    *("kpt_names", "license", "licenses", "maintainer", "skeleton", "source", "task", "url"),
+    *("version", "year"),
+)
+WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/].*|\\\\.*")
 SPLITS = ("train", "val", "test")
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # of a path of the train split
 ALLOWED_WEIGHTS = f"choose a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
@@ -121,12 +128,16 @@ class DataSpec:
         """Return what is said of a path that does not exist: where its data may be."""
         beside = self.file.parent / os.path.relpath(path, self.root)
         if beside != path and os.path.exists(beside):
-            return f"; {printable(beside)} exists: remove 'path' from the YAML, or correct it"
+            exists = f"{printable(beside)} exists: remove 'path' from the YAML, or correct it"
+            return f"{_of_windows('path', self.root, self.file.parent)}; {exists}"
         if self.file.parent == FOLDER:
             return "; the first lines of that file say where to get the data"
         if self.labels:
             return "; if the data were moved, give their new path as --data"
-        return ""
+        if os.path.exists(self.root):
+            return _of_windows("", path, self.root)
+        of_windows = _of_windows("path", self.root, self.file.parent)
+        return of_windows or f"; 'path' is {printable(self.root)}, which does not exist either"
 
     def needed(self) -> tuple[Path, ...]:
         """Return the paths of the train and val splits, or else those of the test split."""
@@ -135,6 +146,18 @@ class DataSpec:
     def sources_exist(self) -> bool:
         """Whether all paths that `needed` returns exist."""
         return all(os.path.exists(path) for path in self.needed())
+
+
+def _of_windows(key: str, path: Path, folder: Path) -> str:
+    """Return what is said of a path of Windows below a folder, "" for any other.
+
+    key: that has it, "" if it is the path that is spoken of.
+    """
+    text = os.path.relpath(path, folder)
+    if os.name == "nt" or not WINDOWS_PATH.fullmatch(text):
+        return ""
+    subject = f"'{key}'" if key else "it"
+    return f"; {subject} is {printable(text)}, a path of Windows: write where the data are here"
 
 
 def name_as_given(text: str, unpacked: Mapping[Path, str]) -> str:
@@ -205,13 +228,13 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     the YAML. Raises ValueError with the file and, where possible, the line.
     """
     file = Path(os.path.abspath(file))
-    entries = _entries(file)
+    notes: list[str] = []
+    entries = _entries(file, notes)
     names = _names(file, entries.get("names"))
     _check_class_count(file, entries.get("nc"), names)
     renamed = _merge(file, entries.get("merge"), names)
 
     # The folder, and the paths in it.
-    notes: list[str] = []
     root = _root(file, entries.get("path"), notes)
     train, val, test, labels = [
         _split(root, file, key, entries.get(key)) for key in (*SPLITS, "labels")
@@ -254,8 +277,11 @@ def read_data_yaml(file: str | Path) -> DataSpec:
     )
 
 
-def _entries(file: Path) -> dict[str, Node]:
-    """Return the top-level values by key as YAML nodes, which hold the text and its line."""
+def _entries(file: Path, notes: list[str]) -> dict[str, Node]:
+    """Return the top-level values by key as YAML nodes, which hold the text and its line.
+
+    Keys of other programs are left out, and noted.
+    """
     document = read_tree(file, file, "data YAML", MAX_BYTES)
     if not isinstance(document, MappingNode):
         raise ValueError(
@@ -264,14 +290,20 @@ def _entries(file: Path) -> dict[str, Node]:
         )
 
     entries = {}
+    foreign = []
     for key, value in pairs(document, file, "the file"):
         if key in IGNORED_KEYS:
+            continue
+        if key in FOREIGN_KEYS:
+            foreign.append(key)
             continue
         if key not in ALLOWED_KEYS:
             problem = f"unknown key '{excerpt(key)}', allowed are {', '.join(ALLOWED_KEYS)}"
             hint = did_you_mean(MEANT.get(key.lower(), key), ALLOWED_KEYS)
             raise ValueError(f"{where(file, value)}: {problem}{hint}")
         entries[key] = value
+    if foreign:
+        notes.append(f"{printable(file)}: keys of other programs, not used: {', '.join(foreign)}")
     return entries
 
 
@@ -306,6 +338,9 @@ def _join(root: Path, file: Path, key: str, node: Node) -> Path:
             f"{where(file, node)}: '{key}' contains a NUL character, which is not allowed in a path"
         )
     path = os.path.join(root, text)
+    if "\\" in text and not os.path.exists(path):
+        with_slashes = os.path.join(root, text.replace("\\", "/"))
+        path = with_slashes if os.path.exists(with_slashes) else path
     if text.startswith("~") and not os.path.lexists(path):  # the home folder, as a shell reads it
         path = os.path.join(root, os.path.expanduser(text))
     return Path(os.path.abspath(path))

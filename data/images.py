@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from data.report import IMAGE_DROPPED, NOTE, REPEATED_LINES, RUN_FOLDERS, Problem
 from utils.files.folders import is_run_folder
@@ -276,9 +277,12 @@ def _without_first_folders(folder: Path, line: str) -> str:
 def _listed_path(folder: Path, line: str) -> str:
     """Return the path in one line of a list.
 
-    It is the path as written if that file exists, otherwise without surrounding spaces.
+    It is the path as written if that file exists, otherwise without surrounding spaces, or with
+    percent-encoded letters if that file exists.
     """
-    as_written = os.path.abspath(os.path.join(folder, line))
-    if os.path.isfile(as_written):
-        return as_written
-    return os.path.abspath(os.path.join(folder, line.strip()))
+    plain = line.strip()
+    for text in (line, plain, unquote(plain)):
+        path = os.path.abspath(os.path.join(folder, text))
+        if "\0" not in path and os.path.isfile(path):
+            return path
+    return os.path.abspath(os.path.join(folder, plain))

@@ -68,6 +68,7 @@ class _Found(NamedTuple):
     right_folders: int  # how many of the last folders in the name are right
     # how many words of the label file's name told which of several images it is; 0 for a single one
     telling_words: int
+    rules: list[str]  # by which it was found
 
 
 class ImageFinder:
@@ -108,22 +109,25 @@ class ImageFinder:
                     self._in_folder.add(name)
                 return direct
 
+        # The reading of which most folders are right, the first of several.
+        best: _Found | None = None
+        has_folders = False
         for plain, rules in _readings(name):
             parts = [part for part in plain.split("/") if part not in ("", ".")]
-            if not parts:
-                continue
-            found = self._find_parts(parts, rules)
-            without_prefix = LABEL_STUDIO_PREFIX.sub("", parts[-1])
-            if found is None and without_prefix != parts[-1]:
-                found = self._find_parts([without_prefix], [*rules, PREFIX_DROPPED])
-            if found is not None:
-                if len(parts) > 1:
-                    (self._in_folder if found.right_folders else self._elsewhere).add(name)
-                else:
-                    self._path_of[name] = found.path
-                self._telling_words = max(self._telling_words, found.telling_words)
-                return found.path
-        return None
+            found = self._find_reading(parts, rules) if parts else None
+            if found and (best is None or found.right_folders > best.right_folders):
+                best = found
+                has_folders = len(parts) > 1
+        if best is None:
+            return None
+
+        self.rules.update(best.rules)
+        if has_folders:
+            (self._in_folder if best.right_folders else self._elsewhere).add(name)
+        else:
+            self._path_of[name] = best.path
+        self._telling_words = max(self._telling_words, best.telling_words)
+        return best.path
 
     def is_doubtful(self, name: str) -> bool:
         """Whether a name was found in another folder than the names of other images say.
@@ -150,8 +154,16 @@ class ImageFinder:
             notes.append(Problem(NOTE, where, reason))
         return notes
 
+    def _find_reading(self, parts: list[str], rules: list[str]) -> _Found | None:
+        """Return the image that these parts of a name mean, also without a prefix of a tool."""
+        found = self._find_parts(parts, rules)
+        without_prefix = LABEL_STUDIO_PREFIX.sub("", parts[-1])
+        if found is None and without_prefix != parts[-1]:
+            found = self._find_parts([without_prefix], [*rules, PREFIX_DROPPED])
+        return found
+
     def _find_parts(self, parts: list[str], rules: list[str]) -> _Found | None:
-        """Return the image whose path ends with most of these parts, and count how it was found."""
+        """Return the image whose path ends with most of these parts."""
         name = parts[-1]
         wanted = [name_key(part) for part in parts[:-1]]
         candidates = self._candidates(name_key(name), wanted)
@@ -173,8 +185,8 @@ class ImageFinder:
             rules = [*rules, FOUND_BESIDE]
         if most < len(wanted):
             rules = [*rules, FOLDERS_DROPPED]
-        self.rules.update([*rules, *_spelling_rules(name, os.path.basename(path))])
-        return _Found(path, most, telling_words)
+        rules = [*rules, *_spelling_rules(name, os.path.basename(path))]
+        return _Found(path, most, telling_words, rules)
 
     def _is_of_other_split(self, path: str, wanted: list[str]) -> bool:
         """Whether the folders of an image name another split than those of a name, or this file.

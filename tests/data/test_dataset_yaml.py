@@ -1,5 +1,6 @@
 """The data YAML: how values are read, and the error message for everything that is not allowed."""
 
+import os
 import re
 from pathlib import Path
 
@@ -320,8 +321,50 @@ def test_path_that_does_not_exist_is_answered_with_the_folder_beside_the_yaml(tm
         read_data_yaml(file).sources("train")
     beside = f"{tmp_path}/images exists: remove 'path' from the YAML, or correct it"
     assert str(refusal.value).endswith(f"which does not exist; {beside}")
-    with pytest.raises(ValueError, match=r"which does not exist$"):
+    with pytest.raises(ValueError, match=r"'path' is .*/elsewhere, which does not exist either$"):
         read_data_yaml(file).sources("val")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="paths of Windows may exist there")
+def test_a_path_of_windows_is_named_as_the_cause(tmp_path):
+    here = "a path of Windows: write where the data are here"
+    for path, hint in (("C:\\Users\\me\\x", ""), ("D:/x", ""), ("\\\\server\\x", "")):
+        file = write(tmp_path, f"path: {path}\ntrain: images\nnames: [a]\n")
+        with pytest.raises(ValueError) as refusal:
+            read_data_yaml(file).sources("train")
+        assert str(refusal.value).endswith(f"which does not exist; 'path' is {path}, {here}{hint}")
+
+    file = write(tmp_path, "train: C:\\x\\images\nnames: [a]\n")
+    with pytest.raises(ValueError) as refusal:
+        read_data_yaml(file).sources("train")
+    assert str(refusal.value).endswith(f"which does not exist; it is C:\\x\\images, {here}")
+
+    (tmp_path / "images").mkdir()
+    file = write(tmp_path, "path: C:\\x\ntrain: images\nnames: [a]\n")
+    with pytest.raises(ValueError) as refusal:
+        read_data_yaml(file).sources("train")
+    assert str(refusal.value).endswith(
+        f"'path' is C:\\x, {here}; {tmp_path}/images exists: remove 'path' from the YAML, or "
+        "correct it"
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="backslashes separate folders there")
+def test_backslashes_between_folders_are_read(tmp_path):
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    spec = read_data_yaml(write(tmp_path, "train: images\\train\nval: no\\val\nnames: [a]\n"))
+    assert spec.train == (tmp_path / "images" / "train",)
+    assert spec.val == (tmp_path / "no\\val",)
+
+
+def test_keys_of_other_programs_are_said_and_not_used(tmp_path):
+    text = "train: images\nnames: [a]\nchannels: 3\nkpt_names:\n  0: [nose]\nlicense: MIT\n"
+    file = write(tmp_path, text)
+    spec = read_data_yaml(file)
+    assert spec.names == ("a",)
+    assert spec.notes == (
+        f"{file}: keys of other programs, not used: channels, kpt_names, license",
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import yaml
 
 from data.dataset_yaml import read_data_yaml
 from data.images import find_images
-from data.report import NOTE
+from data.report import NOTE, REPEATED_LINES
 from models import build_model
 from models.build import check_shapes
 from models.detector import Detector
@@ -180,12 +180,16 @@ def _listed_correctly(listing: Any, file: Path) -> bool:
     """
     text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     numbers = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    # A note says how many paths were found without their first folders; its place is the file.
-    of_lines = [problem for problem in listing.problems if problem.kind != NOTE]
+    # A note says how many paths were found without their first folders, and another problem how
+    # many lines repeat one; their place is the file.
+    of_file = (NOTE, REPEATED_LINES)
+    of_lines = [problem for problem in listing.problems if problem.kind not in of_file]
+    repeated = [problem for problem in listing.problems if problem.kind == REPEATED_LINES]
+    repetitions = sum(int(problem.reason.partition(" ")[0]) for problem in repeated)
     reported = {line_number(problem.where, file) for problem in of_lines}
     for problem in listing.problems:
         assert_printable_line(str(problem))
-    return len(listing.images) + len(reported) == len(numbers) and all(
+    return len(listing.images) + len(reported) + repetitions == len(numbers) and all(
         map(os.path.isfile, listing.images)
     )
 

@@ -213,3 +213,16 @@ def test_images_have_the_path_of_their_own_folder_also_beside_a_link_to_it(tmp_p
     assert find_images(tmp_path / "images").images == [
         str(tmp_path / "images" / name) for name in names
     ]
+
+
+def test_percent_encoded_lines_of_a_list_are_read(tmp_path: Path) -> None:
+    for name in ("my a.jpg", "100%.jpg", "b%20c.jpg"):
+        (tmp_path / name).touch()
+    file = tmp_path / "list.txt"
+    file.write_text("my%20a.jpg\n100%.jpg\nb%20c.jpg\nno%20file.jpg\n%00.jpg\n")
+    found = find_images(file)
+    assert found.images == [str(tmp_path / name) for name in ("100%.jpg", "b%20c.jpg", "my a.jpg")]
+    assert [problem.reason for problem in found.problems] == [
+        f"{tmp_path}/no%20file.jpg does not exist",
+        f"{tmp_path}/%00.jpg does not exist",
+    ]

@@ -48,6 +48,7 @@ def finder(folder: Path, *images: str, label_file: str = "labels.json") -> Image
         ("s3://bucket/a%20b.jpg", "a%20b.jpg", [FOLDERS_DROPPED]),
         ("http://[half/a.jpg", "a.jpg", [FOLDERS_DROPPED]),
         ("a%20b.jpg", "a b.jpg", [DECODED]),
+        ("my%20photos/a.jpg", "my photos/a.jpg", [DECODED]),
         ("a%20b.jpg", "a%20b.jpg", []),
         ("100%.jpg", "100%.jpg", []),
         ("/data/local-files/?d=set%2Fa.jpg", "set/a.jpg", [DECODED]),
