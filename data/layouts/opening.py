@@ -31,6 +31,7 @@ from data.layouts.recognize import (
     SeveralDataSetsError,
     recognize,
 )
+from data.layouts.surroundings import with_surroundings
 from data.layouts.unread import unread_labels
 from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
@@ -47,6 +48,7 @@ class Given(NamedTuple):
     layout: Layout
     spec: DataSpec | None = None  # of a data YAML
     unpacked: Mapping[Path, str] = {}  # as in DataSpec
+    notes: tuple[str, ...] = ()  # of what lies around the path
 
 
 def open_data(
@@ -75,6 +77,7 @@ def open_data(
     _check_weights(choices.weights, names)
     cache = cache_folder(cache_dir)
     given = _all_given(names, cache, download=download)
+    given = [_with_surroundings(one, choices) for one in given]
     archives = {folder: path for one in given for folder, path in one.unpacked.items()}
     try:
         spec = _opened(given, names, splits, choices, cache)
@@ -177,6 +180,15 @@ def _given(name: str, cache: Path | None, *, download: bool) -> Given:
     return (
         _given_yaml(path, layout.path, download=download) if layout.is_yaml else Given(path, layout)
     )
+
+
+def _with_surroundings(given: Given, choices: Choices) -> Given:
+    """Return what was given with the classes of a data YAML above it, and what is said of that."""
+    if given.spec is not None or given.unpacked:
+        return given
+    has_names = bool(choices.names)
+    layout, notes = with_surroundings(given.path, given.layout, has_names=has_names)
+    return given._replace(layout=layout, notes=tuple(notes))
 
 
 def _given_archive(path: Path, cache: Path, *, download: bool) -> Given:
@@ -295,8 +307,11 @@ def _require_train(spec: DataSpec | None) -> None:
 
 
 def _notes(given: Sequence[Given]) -> list[str]:
-    """Return what is said of the data YAMLs."""
-    return [note for one in given if one.spec is not None for note in one.spec.notes]
+    """Return what is said of the data YAMLs, and of what lies around other paths."""
+    notes = []
+    for one in given:
+        notes += one.notes if one.spec is None else one.spec.notes
+    return notes
 
 
 def _written_folder(paths: Sequence[Path], choices: Choices, cache: Path | None) -> Path:

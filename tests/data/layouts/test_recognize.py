@@ -110,7 +110,7 @@ def test_data_yaml_in_a_folder_is_used(tmp_path):
     ("text", "message"),
     [
         ("train: a\nnames: [cat, dog]\nnc: 3\n", r"line 3: 'nc' is 3, but 'names' has 2 classes"),
-        ("train: a\nnames: [cat, dog]\nauthor: me\n", "line 3: unknown key 'author'"),
+        ("train: a\nnames: [cat, dog]\nwriter: me\n", "line 3: unknown key 'writer'"),
         ("train: a\nnames: [cat, dog\n", "not YAML"),
         ("train: a\nclasses: [cat]\n", "did you mean names"),
     ],

@@ -93,6 +93,6 @@ def test_files_that_belong_together_are_one_data_set(tmp_path, files, title):
 
 def test_yaml_with_an_error_in_a_subfolder_is_said(tmp_path):
     files = {"a/a.png": 0, "a/a.json": json.dumps(LABEL_ME), "b/b.png": 0}
-    write(tmp_path, files | {"b/data.yaml": "train: .\nnames: [cat]\nauthor: me\n"})
-    with pytest.raises(ValueError, match="unknown key 'author'"):
+    write(tmp_path, files | {"b/data.yaml": "train: .\nnames: [cat]\nwriter: me\n"})
+    with pytest.raises(ValueError, match="unknown key 'writer'"):
         recognize(tmp_path)
