@@ -163,8 +163,8 @@ def _of_windows(key: str, path: Path, folder: Path) -> str:
 def name_as_given(text: str, unpacked: Mapping[Path, str]) -> str:
     """Return a message that names what the user gave in place of folders below the cache.
 
-    >>> name_as_given("/cache/a-1/x.txt line 1", {Path("/cache/a-1"): "/home/a.zip"})
-    '/home/a.zip/x.txt line 1'
+    >>> name_as_given("/cache/a-1/x.txt line 1", {Path("/cache/a-1"): "/photos/a.zip"})
+    '/photos/a.zip/x.txt line 1'
     """
     for folder, archive in unpacked.items():
         text = text.replace(printable(folder), printable(archive))

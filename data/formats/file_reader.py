@@ -22,7 +22,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import row_scaled
-from data.formats.text_encoding import EncodingError
+from data.formats.text.encoding import EncodingError
 from data.formats.voc.folders import ANNOTATIONS, IMAGES
 from data.formats.yolo_txt import is_list_of_images, label_bytes, label_path
 from data.images import find_images, walk_images

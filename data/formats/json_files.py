@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from data.formats.text_encoding import not_utf_8
+from data.formats.text.encoding import not_utf_8
 from utils.images.decode import read_bytes
 from utils.printable import excerpt, printable
 

@@ -13,7 +13,7 @@ from data.formats.registry import label_files_of
 from data.images import walk_folders, walk_images
 from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.archives import ARCHIVE_SUFFIXES, is_archive, unpacked, without_outer_folders
-from data.layouts.contents import is_label_file
+from data.layouts.reasons.contents import is_label_file
 from utils.files.archives import ArchiveError, paths_in
 from utils.files.atomic import temporary_folder
 from utils.files.folders import make_folder

@@ -8,7 +8,7 @@ from data.formats.base import ClassNames, shown_names
 from data.formats.name_lists import require_same_names
 from data.formats.registry import YOLO_TEXT, format_of
 from data.formats.yolo_txt import listed_names
-from data.layouts.no_classes import why_no_class
+from data.layouts.reasons.no_classes import why_no_class
 from utils.printable import counted, excerpt, printable
 
 MOST_DIGITS = 5  # of a class number

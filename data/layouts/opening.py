@@ -22,9 +22,10 @@ from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of
 from data.layouts.archives import is_archive, unpacked, without_outer_folders
 from data.layouts.base import Choices, Layout
-from data.layouts.contents import contents_of_archive
 from data.layouts.labels_elsewhere import find_pair, join
 from data.layouts.names import check_listed_names, chosen_names
+from data.layouts.reasons.contents import contents_of_archive
+from data.layouts.reasons.unread import unread_labels
 from data.layouts.recognize import (
     YAML_SUFFIXES,
     NoDataSetError,
@@ -32,7 +33,6 @@ from data.layouts.recognize import (
     recognize,
 )
 from data.layouts.surroundings import with_surroundings
-from data.layouts.unread import unread_labels
 from data.layouts.written import GROUP_NOT_USED, write_data_set
 from data.shapes.generate import generate
 from utils.files.archives import NoWantedFileError
@@ -308,7 +308,7 @@ def _require_train(spec: DataSpec | None) -> None:
 
 def _notes(given: Sequence[Given]) -> list[str]:
     """Return what is said of the data YAMLs, and of what lies around other paths."""
-    notes = []
+    notes: list[str] = []
     for one in given:
         notes += one.notes if one.spec is None else one.spec.notes
     return notes

@@ -12,9 +12,9 @@ from data.formats.registry import format_of
 from data.images import walk_folders
 from data.layouts.annotation_files import annotation_layouts, reader_of
 from data.layouts.base import Layout
-from data.layouts.contents import TFRECORD_ADVICE, TFRECORD_SUFFIXES, contents_of_folder
 from data.layouts.darknet import SUFFIX, darknet_layout, is_darknet
 from data.layouts.image_folders import image_folder_layouts
+from data.layouts.reasons.contents import TFRECORD_ADVICE, TFRECORD_SUFFIXES, contents_of_folder
 from data.layouts.separate import separate_layouts
 from utils.printable import counted, printable
 

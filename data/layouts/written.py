@@ -19,8 +19,8 @@ from data.layouts.names import spelled_alike
 from data.layouts.similar import similar_groups
 from data.report import Problem, first_of
 from utils.files.folders import RUN_DATA, make_folder
+from utils.files.misread_text import as_gb2312
 from utils.files.writers import write_bytes, write_text, write_yaml
-from utils.misread_text import as_gb2312
 from utils.printable import counted, excerpt, printable
 from utils.threads import usable_cores
 

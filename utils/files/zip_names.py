@@ -9,7 +9,7 @@ import re
 import zipfile
 from collections.abc import Sequence
 
-from utils.misread_text import as_gb2312
+from utils.files.misread_text import as_gb2312
 
 UTF_8_FLAG = 0x800
 STANDARD = "cp437"  # that `zipfile` decodes with; every byte is a letter of it

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.formats.annotations import AnnotatedImage
-from data.formats.text_encoding import not_utf_8
+from data.formats.text.encoding import not_utf_8
 from data.formats.tools.fields import Objects
 from data.labels import BadRowError
 from data.report import ROW_DROPPED, Problem

@@ -23,9 +23,9 @@ from data.formats.annotations import (
     AnnotationFile,
 )
 from data.formats.listing_reader import ListingReader
+from data.formats.text.xml_stream import Attributes, read_xml
 from data.formats.tools.fields import Objects, size_of
 from data.formats.tools.outlines import Point, ellipse_points, rotated_box_points
-from data.formats.xml_stream import Attributes, read_xml
 from data.labels import BadRowError
 from data.report import ROW_DROPPED, Problem
 from utils.printable import excerpt, printable

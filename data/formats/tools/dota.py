@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from data.formats.annotations import ROTATED_BOX, AnnotatedImage, Annotation
 from data.formats.file_reader import FileReader
-from data.formats.text_encoding import utf_8_text
+from data.formats.text.encoding import utf_8_text
 from data.labels import BadRowError
 from data.report import ROW_DROPPED, Problem
 from utils.printable import excerpt, printable

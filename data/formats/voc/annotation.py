@@ -6,7 +6,7 @@ The XML is data: no DTD, no entity, nothing outside the file.
 from typing import Any, NamedTuple, NoReturn
 from xml.parsers import expat
 
-from data.formats.text_encoding import EncodingError, XmlDecoder
+from data.formats.text.encoding import EncodingError, XmlDecoder
 
 MAX_BYTES = 4 * 1024 * 1024  # some 10,000 objects
 MAX_DEPTH = 32  # elements inside each other; Pascal VOC has 5

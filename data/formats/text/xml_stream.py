@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from xml.parsers import expat
 
-from data.formats.text_encoding import EncodingError, XmlDecoder
+from data.formats.text.encoding import EncodingError, XmlDecoder
 from utils.printable import printable
 
 MAX_DEPTH = 32  # elements inside each other

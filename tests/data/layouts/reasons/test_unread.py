@@ -1,10 +1,10 @@
-"""data/layouts/unread.py: labels of the same images that are not read."""
+"""data/layouts/reasons/unread.py: labels of the same images that are not read."""
 
 import json
 
 import pytest
 
-from data.layouts.unread import unread_labels
+from data.layouts.reasons.unread import unread_labels
 from tests.support.data_sets import image_folder, opened
 
 SHAPE = {"label": "cat", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}

@@ -4,7 +4,7 @@ import codecs
 
 import pytest
 
-from data.formats.text_encoding import CODECS, EncodingError, XmlDecoder, utf_8_text
+from data.formats.text.encoding import CODECS, EncodingError, XmlDecoder, utf_8_text
 
 
 def xml(name: str, declared: str) -> str:

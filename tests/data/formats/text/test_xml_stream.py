@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.formats.xml_stream import MAX_DEPTH, read_xml
+from data.formats.text.xml_stream import MAX_DEPTH, read_xml
 from tests.support.fuzzing import assert_printable_line
 
 
@@ -42,7 +42,7 @@ def test_the_declared_encoding_is_read(tmp_path: Path) -> None:
 
 
 def test_letters_across_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data.formats.xml_stream.BLOCK_BYTES", 7)
+    monkeypatch.setattr("data.formats.text.xml_stream.BLOCK_BYTES", 7)
     (tmp_path / "a.xml").write_text("<a>\n猫猫猫\n</a>", encoding="utf-8")
     assert events(tmp_path / "a.xml") == [("a", {}, 1), ("a", "猫猫猫", 3)]
     (tmp_path / "a.xml").write_bytes("<a>\n猫猫猫\n".encode() + b"\xff</a>")

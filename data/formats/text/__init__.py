@@ -1,0 +1,1 @@
+"""Text files of labels: their encodings, and XML as a stream."""

@@ -1,0 +1,1 @@
+"""Say why labels, or a data set, are not found or not read."""
