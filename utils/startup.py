@@ -1,7 +1,7 @@
 """The first steps of a script, before its slow imports.
 
-They are for closed standard streams, Ctrl-C, missing packages, and a limit of address space. This
-module imports almost nothing, so that they are done as early as possible.
+They are for standard streams, Ctrl-C, missing packages, and a limit of address space. This module
+imports almost nothing, so that they are done as early as possible.
 """
 
 import os
@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from utils.requirements import missing_packages, requirements_error
+from utils.standard_streams import prepare_streams
 
 LARGE_PACKAGES = ("torch", "torchvision", "cv2")  # gigabytes of shared libraries
 # set in processes of --spawn, whose launcher reports Ctrl-C and killed processes
@@ -24,7 +25,7 @@ def prepare_script() -> None:
 
     Call it before the imports of a script; `exit_code_of` takes over later.
     """
-    open_closed_streams()
+    prepare_streams()
     # not if it is ignored, as under nohup
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_interrupted)
@@ -96,25 +97,6 @@ def _load_and_exit() -> NoReturn:
     os._exit(code)
 
 
-def open_closed_streams() -> None:
-    """Open the null device in place of standard streams that are closed, for example by `2>&-`.
-
-    Otherwise the next opened file gets file descriptor 2, and what libraries write to stderr ends
-    up in that file.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # the lowest free descriptor is opened, which is this one
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(opened, True)
-
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
 def allow_interrupts() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, if `prepare_script` changed that."""
     if signal.getsignal(signal.SIGINT) is _exit_interrupted:
@@ -143,5 +125,5 @@ def _exit_interrupted(_: int, __: FrameType | None) -> None:
     try:
         if is_first_process(os.environ) and SPAWNED not in os.environ:
             os.write(2, b"interrupted\n")
-    finally:  # stderr may be a broken pipe
+    finally:  # standard error may be a pipe that nobody reads
         os._exit(130)

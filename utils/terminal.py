@@ -4,11 +4,9 @@
 """
 
 import errno
-import io
 import multiprocessing
 import os
 import signal
-import stat
 import sys
 import threading
 import traceback
@@ -19,7 +17,8 @@ from typing import NoReturn, TextIO, cast
 from tqdm import tqdm
 
 from utils.printable import one_line, printable
-from utils.startup import SPAWNED, allow_interrupts, has_launcher, open_closed_streams
+from utils.standard_streams import prepare_streams
+from utils.startup import SPAWNED, allow_interrupts, has_launcher
 
 INDENT = " " * 4  # of lines below an error's sentence
 MAY_BLOCK = "logger"  # how the names of threads begin that may block, and their exit handlers too
@@ -67,30 +66,12 @@ class FaultError(Exception):
 def print_lines(text: str, *, warning: bool = False) -> None:
     """Print lines above a progress bar, if there is one, and flush at once, also into a file.
 
-    Control characters, for example in a file name, are escaped. If the terminal was closed, prints
-    nothing. warning: print to standard error, which --quiet does not silence.
+    Control characters, for example in a file name, are escaped. warning: print to standard error,
+    which --quiet does not silence.
     """
     stream = sys.stderr if warning else sys.stdout
-    with tqdm.external_write_mode(), discard_if_terminal_closed(stream):
+    with tqdm.external_write_mode():
         print("\n".join(map(printable, text.split("\n"))), file=stream, flush=True)
-
-
-@contextmanager
-def discard_if_terminal_closed(stream: TextIO) -> Iterator[None]:
-    """Replace a standard stream by the null device if its terminal was closed in the block.
-
-    A program that ignores SIGHUP, or
-    saves because of it, must not fail because nobody reads its output.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
-            raise
-        null = os.open(os.devnull, os.O_WRONLY)
-        # the stream keeps what it could not write, and would fail again at exit
-        os.dup2(null, stream.fileno())
-        os.close(null)
 
 
 @contextmanager
@@ -129,11 +110,7 @@ def exit_code_of(run: Callable[[], object]) -> int:
     exception propagates, and `run_and_exit` ends with 1. Set KESTREL_TRACEBACK=1 to see where an
     error was raised.
     """
-    open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):  # do not fail when the terminal cannot show a character
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
+    prepare_streams()
     try:
         allow_interrupts()
         run()
@@ -168,10 +145,11 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
     """Run a script and exit with the code of `exit_code_of`.
 
     With several processes of a launcher it exits with os._exit: when the network hangs, C++ threads
-    can block a normal exit for ever. So does a logger that has failed or hangs.
+    can block a normal exit for ever. So does a logger that has failed or hangs. Ctrl-C ends an exit
+    that takes long.
     """
     try:
-        code = exit_code_of(run)
+        code = exit_code_of(lambda: _run_and_stop_interrupts(run))
     except BaseException as error:
         code = exit_code(error)
         if not isinstance(error, SystemExit):
@@ -184,11 +162,29 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
 
     # if this failed at exit, Python would end with code 120
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError, ValueError), discard_if_terminal_closed(stream):
+        with suppress(OSError, ValueError):
             stream.flush()
     if not may_block:
         sys.exit(code)
     os._exit(code)
+
+
+def _run_and_stop_interrupts(run: Callable[[], object]) -> None:
+    """Call `run`; after it, Ctrl-C ends the process with the code that it is about to end with.
+
+    A KeyboardInterrupt would be raised in what happens at exit, such as joining DataLoader workers,
+    whose traceback Python prints.
+    """
+    code = 0
+    try:
+        run()
+    except BaseException as error:
+        code = exit_code(error)
+        raise
+    finally:
+        # not if Ctrl-C is ignored, as under nohup
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, lambda *_: os._exit(code))
 
 
 def exit_code(error: BaseException) -> int:
@@ -213,6 +209,5 @@ def report(sentence: str, code: int) -> int:
     if os.environ.get("KESTREL_TRACEBACK"):
         traceback.print_exc()
     lines = sentence.split(f"\n{INDENT}")
-    with discard_if_terminal_closed(sys.stderr):
-        print(f"\n{INDENT}".join(map(printable, lines)), file=sys.stderr)
+    print(f"\n{INDENT}".join(map(printable, lines)), file=sys.stderr)
     return code

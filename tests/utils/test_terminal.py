@@ -172,6 +172,70 @@ def test_program_goes_on_when_its_terminal_is_closed(end, code):
     assert process.wait(60) == code
 
 
+CLOSED_PIPE = """
+import sys
+from tqdm import tqdm
+from utils.terminal import print_lines, run_and_exit
+def run():
+    for number in tqdm(range(3), mininterval=0, disable=False):
+        print_lines("to stdout")
+        print("by Python's own print")
+    {end}
+run_and_exit(run)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(
+    ("end", "code"), [("pass", 0), ("raise ValueError('no')", 2), ("raise KeyboardInterrupt", 130)]
+)
+def test_program_goes_on_when_nobody_reads_its_pipes(end, code, unbuffered):
+    """Such as `| head`: it ends as always, and prints no traceback at exit."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    interpreter = [sys.executable, "-u"] if unbuffered else [sys.executable]
+    command = [*interpreter, "-c", CLOSED_PIPE.format(end=end)]
+    both = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=writer)
+    one = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    _, err = one.communicate(timeout=60)
+    assert (both.wait(60), one.returncode) == (code, code)
+    assert "Traceback" not in err
+    assert "ignored" not in err
+
+
+AT_EXIT = """
+import atexit, os, signal, sys
+from utils.terminal import run_and_exit
+class Workers:
+    def __del__(self):  # such as a DataLoader's, which waits for its workers
+        os.kill(os.getpid(), signal.SIGINT)
+def run():
+    workers = Workers()
+    {end}
+if sys.argv[1:]:
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+run_and_exit(run)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("late", [[], ["at exit"]])
+def test_second_ctrl_c_ends_an_exit_without_a_traceback(late):
+    command = [sys.executable, "-c", AT_EXIT.format(end="raise KeyboardInterrupt"), *late]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr in ("", "interrupted\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ctrl_c_during_the_exit_of_a_finished_program_keeps_its_code():
+    command = [sys.executable, "-c", AT_EXIT.format(end="del workers.__class__.__del__"), "late"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 def test_other_errors_of_the_output_are_reported(tmp_path):
     """A full disk is not a closed terminal."""

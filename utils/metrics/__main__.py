@@ -1,38 +1,35 @@
-"""COCO's twelve numbers of two files.
+"""COCO's twelve numbers for boxes, of two files.
 
-python -m utils.metrics GT.json DT.json [--json]
+python -m utils.metrics ground_truth.json predictions.json
 """
 
-from __future__ import annotations
-
-import argparse
 import json
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 
+from utils.flags import FlagParser
 from utils.metrics.coco import format_summary
 from utils.metrics.coco_json import read_coco_results
-from utils.printable import printable
+from utils.terminal import run_and_exit
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print COCO's twelve numbers of two files; return 0, or 2 if a file cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m utils.metrics", description="COCO's twelve numbers for boxes."
-    )
-    parser.add_argument("truth", metavar="GT.json", help="COCO annotation file")
-    parser.add_argument("detections", metavar="DT.json", help="COCO results list")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    try:
-        stats = read_coco_results(options.truth, options.detections).evaluate().stats
-    except ValueError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 2
+def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
+    """Return the flags. Raises ValueError, in one sentence, for a command line that is wrong."""
+    parser = FlagParser(__doc__)
+    add = parser.add_argument
+    add("truth", metavar="GT.json", help="COCO annotation file")
+    add("detections", metavar="DT.json", help="COCO results list")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser.read(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print COCO's twelve numbers of two files. Raises ValueError if a file cannot be used."""
+    options = parse_args(arguments)
+    stats = read_coco_results(options.truth, options.detections).evaluate().stats
     write: Callable[[Mapping[str, float]], str] = json.dumps if options.json else format_summary
     print(write(stats))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -438,12 +439,12 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (2, "")
         assert (
             done.stderr
-            == f"{dt}: detections[0]: image_id is 7, but the ground truth has no such image.\n"
+            == f"error: {dt}: detections[0]: image_id is 7, but the ground truth has no such image."
+            "\n"
         )
 
-    def test_metrics_command_reports_missing_file(self, tmp_path, capsys):
-        assert __main__.main([str(tmp_path / "none.json"), "x"]) == 2
-        assert (
-            capsys.readouterr().err
-            == f"{tmp_path / 'none.json'}: the file cannot be read (No such file or directory).\n"
-        )
+    def test_metrics_command_reports_missing_file(self, tmp_path):
+        missing = tmp_path / "none.json"
+        sentence = f"{missing}: the file cannot be read (No such file or directory)."
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            __main__.main([str(missing), "x"])
