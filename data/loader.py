@@ -337,7 +337,8 @@ def _iterate(loader: "DataLoader[Any]") -> Iterator[Any]:
     with fork_lock if loader.num_workers else nullcontext():  # the first pass forks the workers
         batches = iter(loader)
     number = getattr(signal, "SIGCHLD", None)
-    if number is None:  # Windows
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if number is None or not in_main_thread:  # Windows, or a thread, which cannot set handlers
         return batches
 
     handler = signal.getsignal(number)
@@ -388,6 +389,10 @@ class Loader(Generic[S]):
         """
         self.samples: Samples = samples
         self.sampler: S = sampler
+
+        if workers and multiprocessing.current_process().daemon:
+            say("--workers: a daemonic process cannot start workers, it draws by itself")
+            workers = 0
 
         # The ring buffer of pixels limits the number of workers.
         prefetch = PREFETCH_FACTOR

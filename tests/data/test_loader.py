@@ -600,6 +600,35 @@ def test_killed_worker_raises_when_its_batch_is_due(
         signal.signal(signal.SIGCHLD, handler)
 
 
+@linux_only
+def test_workers_can_be_started_from_a_thread(tmp_path: Path) -> None:
+    """Python sets signal handlers in the main thread only, where another DataLoader has set one."""
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal_handling._SIGCHLD_handler_set = False
+    try:
+        assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
+        torchs = signal.getsignal(signal.SIGCHLD)
+        loader = train_loader(write_data(tmp_path), workers=1)
+        batches = run_in_background(lambda: list(loader)).result()
+        assert len(batches) == len(loader)
+        assert signal.getsignal(signal.SIGCHLD) is torchs
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def test_a_daemonic_process_draws_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not have children."""
+    labels = write_data(tmp_path)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    said: list[str] = []
+    loader = train_loader(labels, workers=2, say=said.append)
+    assert len(list(loader)) == len(loader)
+    assert loader.workers == 0
+    assert said == ["--workers: a daemonic process cannot start workers, it draws by itself"]
+
+
 def test_worker_death_is_explained_but_other_errors_are_not() -> None:
     assert explain_worker_death("CUDA error: out of memory") == ""
     assert explain_worker_death("Caught RuntimeError in DataLoader worker process 0.") == ""
