@@ -17,6 +17,7 @@ from models.weights.kestrel import digest, load_detector
 from models.weights.trained_settings import trained_settings
 from utils.distributed.precision import choose_precision
 from utils.files.folders import data_of_run
+from utils.files.stand_ins import require_no_stand_in
 from utils.images.letterbox import round_up_to_stride
 from utils.images.tiles import DEFAULT_OVERLAP
 from utils.printable import excerpt, printable
@@ -122,6 +123,7 @@ def load_backend(
     if export_format is None:
         return _load_checkpoint(path, device, half, threads, head)
 
+    require_no_stand_in(path, printable(path))
     backend = export_format.load(path, device, half=half, threads=threads)
     if head:
         raise ValueError(f"{printable(path)}: its head was chosen at export; leave out --head")

@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any, NoReturn
 
 from utils import __version__
+from utils.key_value_arguments import flags_meant, is_key_value
 from utils.printable import counted, did_you_mean, excerpt
 from utils.requirements import old_packages, requirements_error
 from utils.startup import exit_with, has_launcher, is_first_process, require_address_space
@@ -87,7 +88,7 @@ class FlagParser(argparse.ArgumentParser):
                 raise ValueError(f"{given} is not supported: {self.refused_values[given]}")
         values, unknown = self.parse_known_args(arguments)
         if unknown:
-            raise ValueError(f"{self._unknown(unknown[0])}; --help lists the flags")
+            raise ValueError(f"{self._unknown(unknown)}; --help lists the flags")
         return values
 
     def read_known(
@@ -111,9 +112,11 @@ class FlagParser(argparse.ArgumentParser):
             completion = import_module("argcomplete")
             completion.autocomplete(self, always_complete_options="long")
 
-    def _unknown(self, word: str) -> str:
+    def _unknown(self, words: Sequence[str]) -> str:
+        """Return what is wrong with the first of the words that were not expected."""
+        word = words[0]
         if not word.startswith("-"):
-            return f"unexpected argument {word!r}{self._stray_hint(word)}"
+            return f"unexpected argument {word!r}{self._stray_hint(words)}"
         flag = word.partition("=")[0]
         if hint := self.hints.get(flag.lstrip("-").replace("-", "_")):
             return f"unknown flag {flag} ({hint})"
@@ -124,11 +127,13 @@ class FlagParser(argparse.ArgumentParser):
         ]
         return f"unknown flag {flag}{did_you_mean(flag, taken, NEAR)}"
 
-    def _stray_hint(self, word: str) -> str:
-        """Return what may be meant by an argument without dashes, such as epochs=3, or ""."""
-        name, assigns, value = word.partition("=")
-        if assigns and f"--{name}" in self._option_string_actions:
-            return f" (did you mean --{name} {value}?)"
+    def _stray_hint(self, words: Sequence[str]) -> str:
+        """Return what may be meant by arguments without dashes, such as epochs=3, or ""."""
+        word = words[0]
+        if is_key_value(word):
+            meant = flags_meant(words, self._option_string_actions, self.hints)
+            if meant:
+                return f" ({meant})"
         if self.stray_file_hint and os.path.exists(word):
             return f" ({self.stray_file_hint})"
         return ""

@@ -33,6 +33,7 @@ from models.weights.yolov9 import is_yolov9, load_yolov9
 from models.weights.yolox import is_yolox, load_yolox
 from utils.files import checkpoint_file
 from utils.files.folders import best_checkpoint_in
+from utils.files.stand_ins import require_no_stand_in
 from utils.printable import counted, one_line, printable
 
 WHERE_WEIGHTS_COME_FROM = (
@@ -147,7 +148,10 @@ def _own_detector(path: Path, saved: dict[str, Any]) -> Detector:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise ValueError if there is no such file, or if its name is that of an exported model."""
+    """Raise ValueError if a file cannot be a checkpoint, without reading all of it.
+
+    There is no such file, its name is that of an exported model, or it is a web page, for example.
+    """
     problem = ""
     if not os.path.exists(path):  # False, not OSError, for a name that is too long
         advice = where_published(path) or _training_from_scratch(path) or WHERE_WEIGHTS_COME_FROM
@@ -158,6 +162,8 @@ def require_checkpoint(path: Path) -> None:
         problem = f"Is a folder. {advice}"
     elif path.suffix in EXPORTED:
         problem = "Is an exported model; give the checkpoint that it was exported from"
+    else:
+        require_no_stand_in(path, printable(path))
     if problem:
         raise ValueError(f"{printable(path)}: cannot be read as a checkpoint: {problem}")
 

@@ -14,6 +14,7 @@ import torch
 from utils.files.atomic import atomic_write
 from utils.files.folders import newest_first
 from utils.files.pickled import read_plain
+from utils.files.stand_ins import require_no_stand_in
 from utils.printable import one_line
 
 # dtypes with an equivalent in Python: booleans, integers, floats and text
@@ -86,6 +87,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises ValueError if the file does not exist, is damaged, holds anything but tensors and plain
     values, or is not a checkpoint of Kestrel.
     """
+    require_no_stand_in(path, str(path))
     try:
         state = read_plain(path)
     except OSError as error:
