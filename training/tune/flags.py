@@ -1,5 +1,7 @@
 """The flags of training.tune that are not those of train.py."""
 
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,9 @@ from pathlib import Path
 from training.settings.config import require
 from training.tune.space import Parameter, read_space
 from utils.flags import FlagParser
+from utils.terminal import INDENT
 
+STARTER = Path(__file__).with_name("space.yaml")  # to be copied
 PRUNERS = ("median", "hyperband", "none")
 
 
@@ -43,9 +47,27 @@ def read_tune_flags(
     add("--study", default="", help="name of the study in the storage (default: that of --name)")
     values, rest = parser.read_known(arguments)
 
-    require(values.space is not None, "--space: give a YAML file; docs/tuning.md describes it")
+    require_space_file(values.space)
     require(values.trials >= 1, f"--trials {values.trials}: choose 1 training or more")
     known = values.pruner in PRUNERS
     require(known, f"--pruner {values.pruner}: choose one of {', '.join(PRUNERS)}")
     space = read_space(Path(values.space))
     return TuneFlags(space, values.trials, values.pruner, values.storage, values.study), rest
+
+
+def require_space_file(given: str | None) -> None:
+    """Raise ValueError, with the command that copies a file to begin with, if there is no --space.
+
+    given: of the flag; None without it.
+    """
+    problem = ""
+    if given is None:
+        problem = "--space: give a YAML file of what is searched"
+    elif not os.path.exists(given):
+        problem = f"--space {given}: there is no such file"
+    if problem:
+        copy = shlex.join(["cp", os.path.relpath(STARTER), given or "space.yaml"])
+        raise ValueError(
+            f"{problem}. docs/tuning.md describes it; begin with a copy of ours, and change it:"
+            f"\n{INDENT}{copy}"
+        )

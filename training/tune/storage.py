@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from utils.files.sqlite_url import sqlite_url
 from utils.optional_packages import import_optional
 from utils.printable import one_line, printable
 from utils.terminal import FaultError
@@ -35,7 +36,9 @@ class Storage:
 
     def __init__(self, given: str, folder: Path) -> None:
         if not given:
-            given = f"sqlite:///{(folder / 'study.db').absolute().as_posix()}"
+            given = sqlite_url(folder / "study.db", PURPOSE)
+            # Optuna fills in its version for {SCHEMA_VERSION}.
+            given = given.replace("{", "{{").replace("}", "}}")
         self.url = given
         self.scheme, separator, self.rest = given.partition("://")
         if not separator:

@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 
 from utils.files.disk import exclusive_access
 from utils.files.folders import RUN_MARK, RUN_MARK_TEXT
+from utils.files.sqlite_url import sqlite_url
 from utils.log import FAILED, FINISHED
 from utils.loggers.base import STEPS, LoggedRun, Logger, Record, without_login
 from utils.optional_packages import import_all_optional
 
+PURPOSE = "--mlflow"
 EXPERIMENT = "kestrel"  # where $MLFLOW_EXPERIMENT_NAME names no other
 LOCAL = ("", "file", "sqlite")  # schemes of stores that are files
 STORE = "mlflow"  # folder of the store, in the project folder
@@ -41,8 +43,8 @@ class MlflowLogger(Logger):
         # Read when MLflow is imported: no usage data to MLflow's makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("DO_NOT_TRACK", "true")
-        modules = ["mlflow", "mlflow.entities", "mlflow.utils.file_utils"]
-        self.mlflow, self.entities, self.files = import_all_optional(modules, "--mlflow")
+        modules = ["mlflow", "mlflow.entities"]
+        self.mlflow, self.entities = import_all_optional(modules, PURPOSE)
         # Its lines on the creation of the store.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -125,8 +127,7 @@ class MlflowLogger(Logger):
         work.unlink()
 
     def _client_of(self, database: Path) -> Any:
-        uri = self.files.path_to_local_sqlite_uri(str(database))
-        return self.mlflow.MlflowClient(tracking_uri=uri)
+        return self.mlflow.MlflowClient(tracking_uri=sqlite_url(database, PURPOSE))
 
     def _experiment(self, artifacts: str | None) -> str:
         name = experiment_name()

@@ -45,6 +45,15 @@ def test_default_is_a_database_in_the_folder(tmp_path):
     assert (tmp_path / "study.db").exists()
 
 
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "{x}", "me@home", "a b#é"])
+def test_default_database_is_in_a_folder_of_any_name(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (tmp_path / "a b").mkdir()  # what a%20b must not become
+    Storage("", folder).open()
+    assert list(tmp_path.glob("**/*.db")) == [folder / "study.db"]
+
+
 def test_path_is_a_journal_file(tmp_path):
     storage = Storage(str(tmp_path / "study.log"), tmp_path)
     assert storage.shown == str(tmp_path / "study.log")

@@ -1,6 +1,7 @@
 """training/tune/run.py: what becomes of each trial, and the command line."""
 
 import csv
+import os
 import sys
 
 import pytest
@@ -11,9 +12,9 @@ from training.nonfinite import NonFiniteError
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import read_hyp
 from training.tune.__main__ import parse_args
-from training.tune.flags import TuneFlags
+from training.tune.flags import STARTER, TuneFlags
 from training.tune.run import tune
-from training.tune.space import Parameter
+from training.tune.space import Parameter, read_space
 from utils.distributed.world import World
 from utils.terminal import FaultError
 
@@ -173,10 +174,27 @@ def test_flags_of_the_search_and_of_its_trainings(space):
     assert parse_args(["--space", space, "--project", "p"])[1].project == "p"
 
 
+OURS = os.path.relpath(STARTER)
+
+
+def test_the_space_that_is_to_be_copied_can_be_read():
+    names = {parameter.name for parameter in read_space(STARTER)}
+    assert {"lr0", "optimizer"} <= names
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "--space: give a YAML file; docs/tuning.md describes it"),
+        (
+            [],
+            "--space: give a YAML file of what is searched. docs/tuning.md describes it; begin "
+            f"with a copy of ours, and change it:\n    cp {OURS} space.yaml",
+        ),
+        (
+            ["--space", "no such.yaml"],
+            "--space no such.yaml: there is no such file. docs/tuning.md describes it; begin with "
+            f"a copy of ours, and change it:\n    cp {OURS} 'no such.yaml'",
+        ),
         (["--trials", "0"], "--trials 0: choose 1 training or more"),
         (["--pruner", "mean"], "--pruner mean: choose one of median, hyperband, none"),
         (["--resume"], "--resume: to continue, give the same command again"),
