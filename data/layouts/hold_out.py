@@ -1,6 +1,7 @@
 """Choose the images of a val split where a data set has none."""
 
 import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,11 @@ from utils.printable import printable
 
 
 class HeldOut(NamedTuple):
-    """The paths of two splits."""
+    """The paths of two splits. wanted: images of `val`, if none had to stay together."""
 
     train: list[str]
     val: list[str]
+    wanted: int
 
 
 def hold_out(
@@ -26,11 +28,12 @@ def hold_out(
     seed: int = 0,
     similar: Sequence[int] = (),
 ) -> HeldOut:
-    """Return the images of a train split, and about this share of all for a val split.
+    """Return the images of a train split, and this share of all, rounded, for a val split.
 
-    The images of a group stay together. A group's side depends on the seed and on the first of its
-    names, so that adding images moves only the group that they join. At least one group is on each
-    side. A group with more than half of the images is not held out.
+    At least one image is in each. The images of a group stay together, and `val` is then as near to
+    the share as `_chosen` gets. Groups are chosen in the order of their hashes, which depend on the
+    seed and on the first of a group's names. So images that are added later change few sides: those
+    of the groups that they join, and of about as many others as they displace.
 
     Args:
         names: of the images, by their paths; those below the data set's folder, with slashes.
@@ -53,21 +56,40 @@ def hold_out(
             what = f"there is only one group of --group {group}"
         raise ValueError(f"{what}, so no val split can be held out: give 'val' in a data YAML")
 
-    # The groups in the order of their hashes; those below the share are held out.
-    ranked = sorted((_fraction(_key(names[members[0]]), seed), members) for members in groups)
-    most = len(paths) / 2
-    held_out = []
-    for fraction, members in ranked:
-        if fraction < share and len(members) <= most:
-            held_out.append(members)
-    if not held_out:
-        held_out = [min((members for _, members in ranked), key=len)]
-    if len(held_out) == len(ranked):
-        held_out = [members for _, members in ranked[:-1]]
-
-    val = {path for members in held_out for path in members}
+    rounded = math.floor(share * len(paths) + 0.5)
+    wanted = min(max(rounded, 1), len(paths) - 1)
+    ranked = sorted(groups, key=lambda members: _fraction(_key(names[members[0]]), seed))
+    val = {path for members in _chosen(ranked, wanted) for path in members}
     train = [path for path in paths if path not in val]
-    return HeldOut(train, sorted(val))
+    return HeldOut(train, sorted(val), wanted)
+
+
+def _chosen(ranked: Sequence[list[str]], wanted: int) -> list[list[str]]:
+    """Return groups that have about `wanted` images together: at least one, and not all.
+
+    Each group is taken that still fits, from the first on. One more is, if that comes nearer: the
+    one that comes nearest.
+
+    >>> _chosen([["a", "b"], ["c"], ["d", "e", "f"], ["g"]], 4)
+    [['a', 'b'], ['c'], ['g']]
+    >>> _chosen([["a", "b", "c"], ["d", "e"]], 1)
+    [['d', 'e']]
+    """
+    chosen = []
+    left = []
+    missing = wanted
+    for members in ranked:
+        if len(members) <= missing:
+            chosen.append(members)
+            missing -= len(members)
+        else:
+            left.append(members)
+
+    nearest = min(left, key=len)
+    is_nearer = len(nearest) - missing < missing
+    if not chosen or (is_nearer and len(left) > 1):
+        chosen.append(nearest)
+    return chosen
 
 
 def _groups(

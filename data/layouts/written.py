@@ -78,7 +78,7 @@ def write_data_set(
         labels = labels or _labels_of_lists(layouts, splits)
     if holds_out:
         held_out, sentences = _held_out(divided["train"], choices, folder, cache)
-        lists |= held_out._asdict()
+        lists |= {"train": held_out.train, "val": held_out.val}
         first, *further = sentences
         notes[-1] = f"{notes[-1]}; {first}"  # in the line that describes the data set
         notes += further
@@ -320,7 +320,10 @@ def _held_out(
     held_out = hold_out(names, share=choices.val_split, group=choices.group, similar=similar)
 
     share = f"{len(held_out.val):,} of {counted(len(names), 'image')}"
-    notes = [f"no val split: {share} held out (--val-split {choices.val_split:g})"]
+    note = f"no val split: {share} held out (--val-split {choices.val_split:g})"
+    if len(held_out.val) != held_out.wanted:
+        note += f", not {held_out.wanted:,}: images that belong together stay in one split"
+    notes = [note]
     copies = len(similar) - len(set(similar))
     if copies:
         notes.append(f"{counted(copies, 'image')} nearly identical to another: in its split")
@@ -330,8 +333,8 @@ def _held_out(
         moved += _in_list(file, held_out.val)
     if moved:
         notes.append(
-            f"{counted(moved, 'image')} in another split than the last time: new images have "
-            "joined their groups"
+            f"{counted(moved, 'image')} in another split than the last time: images were added or "
+            "removed"
         )
     return held_out, notes
 

@@ -204,7 +204,7 @@ def test_images_that_change_their_side_are_said(tmp_path):
     for path in (folder, zipped(folder, tmp_path / "export.zip")):
         said = []
         opened(path, cache=cache, said=said, strict=True)
-        assert "images in another split than the last time: new images have" in said[-1]
+        assert "images in another split than the last time: images were added" in said[-1]
         said.clear()
         opened(path, cache=cache, said=said)
         assert "another split" not in " ".join(said)

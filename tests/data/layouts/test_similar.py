@@ -100,7 +100,7 @@ def test_similar_images_are_held_out_together(tmp_path):
     names = {str(tmp_path / f"{number:02}.jpg"): f"{number:02}.jpg" for number in range(40)}
     paths = list(names)
     pairs = [number // 2 for number in range(40)]
-    _, val = hold_out(names, share=0.3, similar=pairs)
+    _, val, _ = hold_out(names, share=0.3, similar=pairs)
     assert val
     for one, other in zip(paths[::2], paths[1::2], strict=True):
         assert (one in val) == (other in val)
@@ -111,7 +111,7 @@ def test_most_images_are_never_held_out(tmp_path):
     names = {str(tmp_path / f"{number:02}.jpg"): f"{number:02}.jpg" for number in range(10)}
     paths = list(names)
     for seed in range(20):
-        train, val = hold_out(names, share=0.2, seed=seed, similar=[0] * 8 + [8, 9])
+        train, val, _ = hold_out(names, share=0.2, seed=seed, similar=[0] * 8 + [8, 9])
         assert set(paths[:8]) <= set(train)
         assert val
 

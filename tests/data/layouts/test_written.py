@@ -360,11 +360,11 @@ def test_image_that_changes_its_split_is_said(tmp_path):
         said = []
         after = opened(folder, cache=tmp_path / "cache", said=said, val_split=0.5).labels["val"]
         still = {after.path(index) for index in range(len(after))}
-        sentence = (
-            "1 image in another split than the last time: new images have joined their groups"
-        )
-        assert (sentence in said) == (held_out not in still)
         if held_out not in still:
+            moved = (
+                r"[1-9] images? in another split than the last time: images were added or removed"
+            )
+            assert any(re.fullmatch(moved, line) for line in said)
             return
         copy.unlink()
         copy.with_suffix(".txt").unlink()
