@@ -36,6 +36,7 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
+from utils.command_line.yolov5_flags import HINTS, NOT_IN_DETECT
 from utils.flags import (
     FlagParser,
     add_tile_flags,
@@ -44,7 +45,6 @@ from utils.flags import (
     check_lowest,
     check_threshold,
 )
-from utils.yolov5_flags import HINTS, NOT_IN_DETECT
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:

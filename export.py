@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.export import FORMATS
+from utils.command_line.yolov5_flags import HINTS, NOT_IN_EXPORT
 from utils.flags import FlagParser, check_command_line, check_image_size
-from utils.yolov5_flags import HINTS, NOT_IN_EXPORT
 
 # formats of YOLOv5 that other programs convert the ONNX file to
 OTHER_FORMATS = ("engine", "coreml", "tflite", "saved_model", "pb", "edgetpu", "tfjs", "paddle")

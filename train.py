@@ -37,11 +37,11 @@ from pathlib import Path
 
 from training.settings.config import CHOICES, LISTS, OPTIMIZER_CHOICES, TrainConfig
 from training.settings.hyperparameters import Hyp
+from utils.command_line.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import FlagParser, check_command_line
 from utils.loggers.registry import LOGGERS
 from utils.metrics.fitness import DEFAULT as DEFAULT_FITNESS
-from utils.yolov5_flags import NOT_IN_TRAIN, hints_for_train
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Launch]:

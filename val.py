@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.command_line.yolov5_flags import HINTS, NOT_IN_VAL
 from utils.distributed import Launch, read_launch, spawn
 from utils.flags import (
     FlagParser,
@@ -42,7 +43,6 @@ from utils.flags import (
     check_threshold,
 )
 from utils.loggers.registry import LOGGERS
-from utils.yolov5_flags import HINTS, NOT_IN_VAL
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launch]:

@@ -58,7 +58,7 @@ def test_lazy_listings_load_no_heavy_library():
     script = """
 import sys
 import models, training, utils.distributed, utils.files, utils.plots
-import training.settings.config, training.settings.hyperparameters, utils.yolov5_flags
+import training.settings.config, training.settings.hyperparameters, utils.command_line.yolov5_flags
 from utils.distributed import Launch, read_launch
 from utils.flags import FlagParser
 print(*sys.modules)

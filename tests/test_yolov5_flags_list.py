@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from utils import yolov5_flags
+from utils.command_line import yolov5_flags
 
 ROOT = Path(__file__).parents[1]
 

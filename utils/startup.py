@@ -12,8 +12,8 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from utils.command_line.standard_streams import prepare_streams
 from utils.requirements import missing_packages, requirements_error
-from utils.standard_streams import prepare_streams
 
 LARGE_PACKAGES = ("torch", "torchvision", "cv2")  # gigabytes of shared libraries
 # set in processes of --spawn, whose launcher reports Ctrl-C and killed processes

@@ -16,8 +16,8 @@ from typing import NoReturn, TextIO, cast
 
 from tqdm import tqdm
 
+from utils.command_line.standard_streams import prepare_streams
 from utils.printable import one_line, printable
-from utils.standard_streams import prepare_streams
 from utils.startup import SPAWNED, allow_interrupts, has_launcher
 
 INDENT = " " * 4  # of lines below an error's sentence

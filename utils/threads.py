@@ -1,5 +1,6 @@
 """Threads: how many may run, a function over items, items ahead of a consumer, a job beside it."""
 
+import math
 import os
 import queue
 import threading
@@ -11,6 +12,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, cast
 
+from utils.control_groups import cpu_quota
 from utils.terminal import FaultError
 
 T = TypeVar("T")
@@ -21,14 +23,25 @@ JOIN_S = 10.0  # the longest time to wait for a prefetching thread to end
 POLL_S = 0.1  # how often a waiting thread looks whether the other one has ended
 
 
+def machine_cores() -> int:
+    """Return the number of cores that all processes here have together, at least 1.
+
+    They are those of the machine, or of a container whose CPU time is limited; a part of a core
+    counts as one.
+    """
+    cores = os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, cpu_quota())))
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may run on, at least 1.
 
-    Fewer than the machine has in a job of SLURM or a container that is bound to some of them.
+    Fewer than `machine_cores` in a job of SLURM or a container that is bound to some of them.
     """
+    bound_to = machine_cores()
     if hasattr(os, "sched_getaffinity"):  # Linux
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+        bound_to = min(bound_to, len(os.sched_getaffinity(0)))
+    return max(1, bound_to)
 
 
 # ---- a function over many items

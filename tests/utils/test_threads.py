@@ -2,6 +2,7 @@
 thread, which ends with its consumer; wait() collects a result once, in the thread that calls it.
 """
 
+import math
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from utils.terminal import FaultError
-from utils.threads import BackgroundTask, map_ahead, prefetch, usable_cores
+from utils.threads import BackgroundTask, machine_cores, map_ahead, prefetch, usable_cores
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,7 +217,16 @@ raise KeyboardInterrupt
 
 def test_usable_cores_are_those_that_the_process_is_bound_to(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("utils.threads.cpu_quota", lambda: math.inf)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5}, raising=False)
     assert usable_cores() == 2
     monkeypatch.delattr("os.sched_getaffinity")
     assert usable_cores() == 16
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(2, 2), (1.5, 2), (0.1, 1), (64, 16), (math.inf, 16)])
+def test_usable_cores_are_within_the_quota_of_a_container(monkeypatch, quota, cores):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr("utils.threads.cpu_quota", lambda: quota)
+    assert usable_cores() == machine_cores() == cores

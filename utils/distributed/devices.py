@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from utils.distributed.launch import RankInfo
-from utils.threads import usable_cores
+from utils.threads import machine_cores, usable_cores
 
 
 def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
@@ -20,11 +20,13 @@ def pick_devices(wanted: str, rank_info: RankInfo) -> tuple[torch.device, ...]:
 
     wanted: "cpu", "mps", a GPU number, or several ("0,1"), all of which a single process takes; of
     several processes each takes the one at the index of its local rank. "" means the GPU at the
-    local rank, or the CPU on a machine without GPUs.
+    local rank, or the CPU on a machine without GPUs. On its host, torch gets the threads of
+    `limit_threads`.
 
     Raises: ValueError if this machine does not have the device, or has fewer devices than
     processes.
     """
+    limit_threads()
     name = wanted.strip().lower().removeprefix("cuda:")
     if name == "cpu":
         return (torch.device("cpu"),)
@@ -130,6 +132,17 @@ def processes_for(wanted: str, processes: int) -> int:
     return processes or named
 
 
+def limit_threads() -> None:
+    """Have torch use no more threads than there are cores for this process.
+
+    torch counts the cores of the machine, also in a container whose CPU time is limited: its
+    threads would be stopped for most of the time. OMP_NUM_THREADS is kept.
+    """
+    cores = usable_cores()
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)
+
+
 def describe(device: torch.device) -> str:
     """Return a description of the device, for the log."""
     if device.type != "cuda":
@@ -147,7 +160,7 @@ def loader_workers(wanted: int, batch_size: int, device: torch.device, local_siz
     machine together use at most all cores, or half of them if the model runs on the CPU as well.
     """
     # A launcher may bind each process to cores of its own, or all of them to the same.
-    share = (os.cpu_count() or 1) // local_size
+    share = machine_cores() // local_size
     cores = min(share, usable_cores())
     return min(wanted, batch_size, cores // 2 if device.type == "cpu" else cores)
 

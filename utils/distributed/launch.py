@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from utils.flags import FlagParser
 from utils.startup import SPAWNED
 from utils.terminal import FaultError
+from utils.threads import machine_cores
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -382,7 +383,7 @@ def spawn(script: str, arguments: Sequence[str] | None, processes: int) -> None:
     # The processes report their errors themselves.
     for part in ("", ".agent.server.api", ".multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = max(1, machine_cores() // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
     # Signals that the launcher forwards to the processes.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from utils.control_groups import group_folders, read_lines
+
 
 def memory_gib(device: torch.device) -> float:
     """Return the GiB that this process uses on the device.
@@ -86,17 +88,8 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
     Both versions of control groups (cgroups) are read.
     """
-    for line in _read_lines(root / "proc/self/cgroup"):
-        _, kind, path = line.split(":", 2)
-        if kind not in ("", "memory"):  # the field is empty in version 2
-            continue
-
-        # In a container the path may be the host's: its own group is at the base.
-        base = root / "sys/fs/cgroup" / kind
-        group = base / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(base):
-                yield from _free_in_group(folder)
+    for folder in group_folders("memory", root):
+        yield from _free_in_group(folder)
 
 
 def _free_in_group(folder: Path) -> Iterator[int]:
@@ -107,7 +100,7 @@ def _free_in_group(folder: Path) -> Iterator[int]:
     version_2 = ("memory.max", "memory.current", "inactive_file")
     version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit_file, used_file, cache in (version_2, version_1):
-        numbers = [*_read_lines(folder / limit_file), *_read_lines(folder / used_file)]
+        numbers = [*read_lines(folder / limit_file), *read_lines(folder / used_file)]
         # "max" means no limit
         if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
             limit, used = map(int, numbers)
@@ -117,16 +110,8 @@ def _free_in_group(folder: Path) -> Iterator[int]:
 
 def _read_number(name: str, file: Path) -> int | None:
     """Return the number after `name` in a file of lines with a name and a number; None without."""
-    for line in _read_lines(file):
+    for line in read_lines(file):
         words = line.replace(":", " ").split()
         if words and words[0] == name:
             return int(words[1])
     return None
-
-
-def _read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file; an empty list if it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []

@@ -226,7 +226,7 @@ def test_number_of_processes_to_spawn(machine):
 
 
 def test_loader_workers_share_the_cores(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("utils.distributed.devices.machine_cores", lambda: 16)
     monkeypatch.setattr("utils.distributed.devices.usable_cores", lambda: 16)
     assert [loader_workers(99, 99, GPU, processes) for processes in (1, 2, 8, 32)] == [16, 8, 2, 0]
     assert [loader_workers(99, 99, CPU, processes) for processes in (1, 2, 8, 16)] == [8, 4, 1, 0]
@@ -235,7 +235,7 @@ def test_loader_workers_share_the_cores(monkeypatch):
 
 def test_loader_workers_use_the_cores_that_a_process_is_bound_to(monkeypatch):
     """Of 16 cores: 4 for a job, or 4 for each of its 2 or 4 processes."""
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("utils.distributed.devices.machine_cores", lambda: 16)
     monkeypatch.setattr("utils.distributed.devices.usable_cores", lambda: 4)
     assert [loader_workers(99, 99, GPU, processes) for processes in (1, 2, 4, 8)] == [4, 4, 4, 2]
     assert [loader_workers(99, 99, CPU, processes) for processes in (1, 2, 4, 8)] == [2, 2, 2, 1]
@@ -322,6 +322,21 @@ def test_device_descriptions_and_widest_float(machine, monkeypatch):
     assert 0 <= memory_gib(CPU) < 100
     assert widest_float(CPU) == widest_float(GPU) == torch.float64
     assert widest_float(METAL) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("cores", "variable", "threads"), [(2, None, 2), (64, None, 8), (2, "8", 8)]
+)
+def test_torch_gets_no_more_threads_than_cores(monkeypatch, cores, variable, threads):
+    state = {"threads": 8}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: state["threads"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: state.update(threads=number))
+    monkeypatch.setattr("utils.distributed.devices.usable_cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert pick_devices("cpu", RankInfo()) == (CPU,)
+    assert state["threads"] == threads
 
 
 # ---------------------------------------------------------------------- memory

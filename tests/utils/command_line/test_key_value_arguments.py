@@ -2,8 +2,8 @@
 
 import pytest
 
+from utils.command_line.key_value_arguments import flags_meant
 from utils.flags import FlagParser
-from utils.key_value_arguments import flags_meant
 
 
 @pytest.fixture
