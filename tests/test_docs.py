@@ -833,8 +833,8 @@ def test_documented_comparisons_of_runs_write_their_pages(tmp_path, monkeypatch,
     for words in dict.fromkeys(commands):
         main(words[3:])
     assert "exp2" in capsys.readouterr().out
-    written = {file.name for file in Path().glob("*.html")}
-    assert written == {"compare.html", "before_and_after.html"}
+    written = {*Path().glob("**/*.html")}
+    assert written == {Path("runs/compare.html"), Path("before_and_after.html")}
 
 
 def test_documented_model_table_command_prints_totals(capsys):

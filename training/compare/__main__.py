@@ -16,6 +16,7 @@ from pathlib import Path
 
 from training.compare.comparison import comparison_values, labels_of, problems_of, table_text
 from training.compare.run_files import MARKS, RunFiles, is_run, read_run
+from utils.files.folders import make_folder
 from utils.files.writers import write_text
 from utils.flags import FlagParser
 from utils.printable import counted, printable
@@ -23,6 +24,7 @@ from utils.report import build_page, is_page_of
 from utils.terminal import print_lines, run_and_exit
 
 KIND = "compare"  # of page
+PAGE = Path("runs/compare.html")
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
@@ -30,7 +32,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     parser = FlagParser(__doc__)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", type=Path, help="run folders of train.py or val.py")
-    add("--out", type=Path, default=Path("compare.html"), help="page that is written")
+    add("--out", type=Path, default=PAGE, help="page that is written")
     return parser.read(arguments)
 
 
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_lines(printable(problem))
 
     page = build_page(KIND, f"{counted(len(runs), 'run')} compared", comparison_values(runs))
+    make_folder(args.out.parent, "--out")
     write_text(args.out, page)
     print_lines(f"written: {printable(args.out)}")
 
@@ -58,7 +61,7 @@ def check_out(out: Path) -> None:
     """Raise ValueError if a page cannot be written there, or would replace a file of others."""
     if out.is_dir():
         raise ValueError(f"--out {out}: is a folder; name a file, such as {out / 'compare.html'}")
-    if not out.parent.is_dir():
+    if out != PAGE and not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
     if out.exists() and not is_page_of(out, KIND):
         raise ValueError(f"--out {out}: exists and is not a comparison of runs; name another file")

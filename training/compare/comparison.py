@@ -12,6 +12,7 @@ from utils.printable import printable
 
 NOT_COMPARED = ("name", "project", "exist_ok", "resume")  # settings that say where a run is
 NOT_ENDED = ("running", "unfinished", "no epoch")
+DIGITS = 4  # of a metric in the table
 TERMINAL_COLUMNS = ("AP", "AP50", "precision", "recall")
 
 
@@ -153,13 +154,15 @@ def known(values: Sequence[float | None]) -> list[float]:
 
 
 def best_of(values: Sequence[float | None]) -> float | None:
-    """Return the highest number, None unless there is a lower one.
+    """Return the highest share, None unless there is a lower one, or if it is shown as 0.0000.
 
-    >>> best_of([0.5, None, 0.25]), best_of([0.5, 0.5])
-    (0.5, None)
+    >>> best_of([0.5, None, 0.25]), best_of([0.5, 0.5]), best_of([0.00001, 0])
+    (0.5, None, None)
     """
     numbers = known(values)
-    return max(numbers) if len({*numbers}) > 1 else None
+    if len({*numbers}) < 2 or round(max(numbers), DIGITS) == 0:
+        return None
+    return max(numbers)
 
 
 def _whole(value: float | None) -> str:
@@ -169,7 +172,7 @@ def _whole(value: float | None) -> str:
 def _share(value: float | None, best: bool) -> str:
     if value is None or not math.isfinite(value):
         return "- "
-    return f"{value:.4f}{'*' if best else ' '}"
+    return f"{value:.{DIGITS}f}{'*' if best else ' '}"
 
 
 def _seconds(value: float | None) -> str:

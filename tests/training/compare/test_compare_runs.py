@@ -265,7 +265,16 @@ def test_wrong_input_is_one_sentence(words, sentence, tmp_path, monkeypatch, cap
     write_run(tmp_path / "a", 0.2)
     assert exit_code_of(lambda: main(words)) == 2
     assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "compare.html").exists()
+    assert not list(tmp_path.glob("**/*.html"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_page_is_below_runs_by_default(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", 0.2)
+    main(["a"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"written: {Path('runs/compare.html')}"
+    assert Path("runs/compare.html").is_file()
 
 
 def test_folder_without_a_run_is_left_out(tmp_path, capsys):

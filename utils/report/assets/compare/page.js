@@ -43,16 +43,17 @@ function runColumns() {
     metric("R", "recall", "recall"),
     whole("best epoch", "best_epoch"),
     whole("epochs", "epochs"),
-    time("time per epoch", "seconds", "median"),
+    time("s/epoch", "seconds", "time per epoch: median"),
     time("training", "total", "sum of the epochs"),
     { title: "status", key: "status", kind: "word" },
   ];
 }
 
-/** Return the best of the known values, undefined if all are alike. */
+/** Return the best of the known values, undefined if all are alike, or shown as 0.000. */
 function bestOf(list, pick = Math.max) {
   const known = list.filter((value) => value !== null);
-  return new Set(known).size > 1 ? pick(...known) : undefined;
+  const isZero = pick === Math.max && share(Math.max(...known)) === share(0);
+  return new Set(known).size > 1 && !isZero ? pick(...known) : undefined;
 }
 
 // ---- curves

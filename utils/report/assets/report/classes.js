@@ -36,12 +36,13 @@ function classColumns() {
     ({ title, key, kind: "number", text: share, help, bar });
   return [
     { title: "class", key: "name", kind: "name" },
-    whole("images", "images", "images that contain the class"),
-    whole("instances", "instances", "labeled objects"),
+    // The most important columns first: a narrow window shows only these without scrolling.
+    metric("AP50-95", "AP", "average precision, mean over IoU 0.50 to 0.95", 1),
+    metric("AP50", "AP50", "average precision at IoU 0.50"),
     metric("P", "precision", "precision: share of the detections that are right"),
     metric("R", "recall", "recall: share of the objects that are found"),
-    metric("AP50", "AP50", "average precision at IoU 0.50"),
-    metric("AP50-95", "AP", "average precision, mean over IoU 0.50 to 0.95", 1),
+    whole("images", "images", "images that contain the class"),
+    whole("instances", "instances", "labeled objects"),
     metric("AP S", "APs", "of objects up to 32² pixels"),
     metric("AP M", "APm", "of objects of 32² to 96² pixels"),
     metric("AP L", "APl", "of objects from 96² pixels"),

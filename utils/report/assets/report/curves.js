@@ -4,7 +4,7 @@ const LOSSES = {
   box: "How far boxes are from their objects.",
   obj: "Objectness: whether there is an object.",
   cls: "Which class it is.",
-  l1: "Differences of the raw box values, in the last epochs only.",
+  l1: "Differences of the raw box values, in the epochs without mosaic.",
   dfl: "Distances to the sides of the box, as distributions.",
   o2o_box: "Boxes, of the head without NMS.",
   o2o_cls: "Classes, of the head without NMS.",
