@@ -95,7 +95,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
     add("--conf-thres", "--conf", type=float, default=0.25, help="confidence threshold")
     add("--iou-thres", "--iou", type=float, default=0.45, help="NMS IoU threshold")
     add("--max-det", type=int, default=1000, help="max detections per image")
-    add("--classes", nargs="+", help="keep only detections of these classes, by number or name")
+    add("--classes", nargs="+", help="keep only detections of these classes, by name or number")
     add(
         "--agnostic-nms",
         action="store_true",
@@ -200,6 +200,7 @@ from data.formats.writers.detections import DetectionLabels
 from data.layouts import images_to_detect_in
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import HighestScore, LoadedDetector, ReachedLimits, count_text, load
+from utils.class_choice import ambiguous_classes_note
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file
@@ -245,8 +246,9 @@ def main(args: Namespace) -> Counter[int]:
     detector = open_detector(args, weights, threads)
     images = args.source or validation_images(args.data or detector.data)
 
-    note = detector.fixed_settings_note()
-    if note:
+    if note := ambiguous_classes_note(args.classes or (), detector.names):
+        log.say(note)
+    if note := detector.fixed_settings_note():
         log.say(note)
     if args.exist_ok:
         refuse_overwriting(images, Path(args.project) / args.name)

@@ -203,8 +203,9 @@ from models.export import ExportedBackend, ExportedModel, Suppression, Writer, e
 from models.export.compare import ReferenceBackend, compare, drawn_images
 from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
-from models.loading import classes_before, description, loaded_from_metadata
+from models.loading import description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
+from training.evaluated_classes import choose_evaluated_classes
 from training.evaluation import evaluate_split
 from utils import __version__
 from utils.distributed.devices import loader_workers, pick_devices
@@ -401,11 +402,7 @@ def open_dataset_images(
         tile=model.tile,
         tile_overlap=model.tile_overlap,
     )
-    # as train.py --classes trains them, also with --add-classes
-    known = [number for number, name in enumerate(dataset.names) if name in model.names]
-    if len(known) < len(dataset.names):
-        dataset.choose_classes(known)
-    dataset.prepend_classes(classes_before(model.names, dataset.own_names, dataset.spec.names))
+    choose_evaluated_classes(dataset, str(path), model, known_only=True)
     workers = loader_workers(args.workers, EVALUATION_BATCH, CPU)
     return DatasetImages(dataset, model, workers)
 

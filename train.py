@@ -84,7 +84,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[TrainConfig, Lau
     add("--strict", action="store_true", help="refuse data in which something looks wrong")
     add("--names", nargs="+", help="class names of data that have none, in order")
     add("--merge", nargs="+", help="OLD=NEW ...: rename classes, or join them with others")
-    add("--classes", nargs="+", help="train only these classes, by number or name")
+    add("--classes", nargs="+", help="train only these classes, by name or number")
     add("--single-cls", action="store_true", help="treat all classes as one class")
     add(
         "--data-weights",
@@ -392,7 +392,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
             weights=requested.data_weights,
         ),
     )
-    data.choose_classes(requested.classes)
+    data.choose_classes(requested.classes, say=log.say)
     data.prepend_classes(run.old_classes())  # of the model that --add-classes extends
     train_labels = data.read("train", log.say, leave_out_emptied=True)
     data.read("val", log.say)

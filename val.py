@@ -90,7 +90,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         "--classes",
         nargs="+",
         default=[],
-        help="metrics of these classes only, by number or name (default: as trained)",
+        help="metrics of these classes only, by name or number (default: as trained)",
     )
     add("--single-cls", action="store_true", help="treat all classes as one class")
     add(
@@ -195,13 +195,17 @@ from models.backends.combined import MergedClasses
 from models.loading import (
     LoadedModel,
     canvas_for,
-    classes_before,
     combine,
     fixed_settings_note,
     load_backend,
 )
 from models.weights.kestrel import fetch_detector
-from training import draw_results, evaluate_split, write_validation_report
+from training import (
+    choose_evaluated_classes,
+    draw_results,
+    evaluate_split,
+    write_validation_report,
+)
 from training.settings.config import PER_MACHINE
 from utils.distributed import (
     World,
@@ -274,7 +278,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
         ),
         **tiles,
     )
-    choose_classes(dataset, paths[0], first, args.classes, log.say)
+    choose_evaluated_classes(dataset, paths[0], first, args.classes, say=log.say)
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
     if note := absent_classes_note(first, dataset):
         log.say(note)
@@ -375,26 +379,6 @@ def load_members(paths: Sequence[str], world: World, args: Namespace) -> list[Lo
     for path, model in zip(paths, members, strict=True):
         world.require_same(path, f"{model.digest} {model.backend.precision}")
     return members
-
-
-def choose_classes(
-    dataset: Dataset, path: str, model: LoadedModel, given: Sequence[str], say: Say
-) -> None:
-    """Choose the classes of a data set that are evaluated, with those of the model in front.
-
-    path, model: the file and what it holds. given: of --classes; without them, the classes that the
-    model was trained on.
-    """
-    if given:
-        dataset.choose_classes(given)
-    else:
-        chosen = model.choice_among(dataset.spec.names)
-        dataset.choose_classes(chosen, f"{path} was trained with --classes")
-
-    absent = classes_before(model.names, dataset.own_names, dataset.spec.names)
-    if absent:
-        dataset.prepend_classes(absent)
-        say(f"{dataset.file} has no labels of {counted(len(absent), 'class')} of the model")
 
 
 def absent_classes_note(model: LoadedModel, dataset: Dataset) -> str:

@@ -20,9 +20,9 @@ from data.layouts.written import copy_to
 from data.report import Report, counts_of
 from data.scan import EmptySplitError, rows_differ, scan
 from data.tiles.labels import TiledLabels, tile_labels
+from utils.class_choice import ambiguous_classes_note, class_ids
 from utils.distributed.world import World
 from utils.files.folders import RUN_DATA, cache_folder, make_folder
-from utils.flags import class_ids, is_number
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
@@ -112,12 +112,8 @@ class Dataset:
 
     @property
     def chosen_words(self) -> list[str]:
-        """What `choose_classes` takes to choose the same again: names, or a number for digits."""
-        words = []
-        for number in self.chosen or ():
-            name = self.spec.names[number]
-            words.append(str(number) if is_number(name) else name)
-        return words
+        """What `choose_classes` takes to choose the same again, [] if all are used."""
+        return [] if self.chosen is None else self.own_names
 
     def required_classes(self, model_names: Sequence[str], *, merged: bool) -> RequiredClasses:
         """Return the classes that a model must have, and which of them the data have.
@@ -140,11 +136,22 @@ class Dataset:
             return RequiredClasses([*chosen, *others], range(len(chosen)))
         return RequiredClasses(chosen)
 
-    def choose_classes(self, classes: Sequence[int | str], origin: str = "--classes") -> None:
+    def choose_classes(
+        self,
+        classes: Sequence[int | str],
+        origin: str = "--classes",
+        say: Say = say_nothing,
+    ) -> None:
         """Use only these classes of the data, given by name or number, in the order of the data.
 
-        None are given: all. Call it before `read`. origin: what says so, in errors. Raises
-        ValueError if there is no such class.
+        Call it before `read`.
+
+        Args:
+            classes: as in `class_ids`; none for all.
+            origin: what says so, in errors.
+            say: receives a line if digits are the name of a class and the number of another.
+
+        Raises ValueError if there is no such class.
         """
         if not classes:
             return
@@ -152,6 +159,8 @@ class Dataset:
             found = class_ids(classes, self.spec.names, self.spec.title)
         except ValueError as error:
             raise ValueError(f"{origin}: {error}") from None
+        if note := ambiguous_classes_note(classes, self.spec.names):
+            say(note)
         self.chosen = tuple(sorted(set(found)))
 
     def prepend_classes(self, names: Sequence[str], origin: str = "--add-classes") -> None:

@@ -1,7 +1,7 @@
 """Load a file of weights, of any kind, as a backend."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class LoadedModel:
     with all classes as one. digest: differs between files with different weights. tile,
     tile_overlap: the tiles that it was trained on; a side of 0 for none. chosen_classes: those of
     its data that it was trained on, () for all. fitness: --fitness of its training, "" for the
-    default. Exported files do not say the last two.
+    default, and for exported files, which do not say it.
     """
 
     backend: Backend
@@ -62,20 +62,6 @@ class LoadedModel:
         if tile_overlap is None:
             tile_overlap = self.tile_overlap
         return {"tile": tile, "tile_overlap": tile_overlap, "tile_whole": tile_whole}
-
-    def choice_among(self, names: Sequence[str]) -> Sequence[int | str]:
-        """Return which classes of data to use, by number or name; () for all.
-
-        They are those that were chosen for the training. That of --add-classes chose the new ones
-        only, so that they are all those that the model has.
-
-        names: of all classes of the data.
-        """
-        has_added = 0 < len(self.chosen_classes) < len(self.names)
-        if not has_added:
-            return self.chosen_classes
-        known = [number for number, name in enumerate(names) if name in self.names]
-        return known if len(known) < len(names) else ()
 
     def with_classes(self, wanted: Sequence[str], among: Sequence[str] = ()) -> "LoadedModel":
         """Return the model with its classes in the order of `wanted`.
@@ -149,7 +135,6 @@ def _load_checkpoint(
     return LoadedModel(
         backend,
         digest=weights,
-        chosen_classes=settings.classes,
         fitness=settings.fitness,
         **known,
     )
@@ -168,12 +153,14 @@ def description(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
         "single_class": settings.single_cls,
         "tile": settings.tile,
         "tile_overlap": settings.tile_overlap,
+        "chosen_classes": settings.classes,
     }
 
 
 def loaded_from_metadata(backend: ExportedBackend) -> LoadedModel:
     """Return the model of an exported file, from its metadata."""
-    same = ("names", "image_size", "data", "single_class", "digest", "tile", "tile_overlap")
+    own = ("backend", "fitness")
+    same = [field.name for field in fields(LoadedModel) if field.name not in own]
     return LoadedModel(backend, **{name: getattr(backend.model, name) for name in same})
 
 
@@ -222,23 +209,6 @@ def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: boo
         f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: "
         "export it without --nms"
     )
-
-
-def classes_before(
-    model_names: Sequence[str], names: Sequence[str], known: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return the classes of a model before `names`, if these are its last ones; else ().
-
-    So are the classes of data with which --add-classes has trained it. known: all classes of the
-    data, if `names` are some of them; they must not have any of the others.
-
-    >>> classes_before(["a", "b", "c"], ["b", "c"]), classes_before(["a", "b"], ["a", "b"])
-    (('a',), ())
-    """
-    first = len(model_names) - len(names)
-    before = tuple(model_names[: max(first, 0)])
-    is_end = list(model_names[len(before) :]) == list(names)
-    return before if is_end and not set(before) & set(known) else ()
 
 
 def canvas_for(

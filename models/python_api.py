@@ -17,9 +17,10 @@ from models.loading import canvas_for, combine, fixed_settings_note, join_names,
 from models.predict import Predictor
 from models.result import Result
 from models.tiled import TiledPredictor
+from utils.class_choice import class_ids
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
-from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE, class_ids
+from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE
 from utils.images.detections import ImageDetections
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable
@@ -221,7 +222,7 @@ def load(
         confidence: drop scores at or below it.
         iou: NMS threshold.
         max_detections: per image.
-        classes: keep only these, by index or name.
+        classes: keep only these, by name or index; digits that are a name are the name.
         names: of the classes, in the order that the results count them: those of the model in
             another order, or as many new ones.
         agnostic: boxes of different classes suppress each other too.
@@ -334,7 +335,7 @@ def _order_and_names(
 
 
 def _class_ids(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Return the indices of classes that are given by index or name.
+    """Return the indices of classes that are given by name or index.
 
     Raises ValueError if the model does not have such a class, or one text is given.
     """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from training.distillation.distillation import open_distillation
     from training.distillation.teacher_file import read_teacher
     from training.ema import EMA
+    from training.evaluated_classes import choose_evaluated_classes
     from training.evaluation import (
         SplitPredictions,
         evaluate_best,
@@ -61,6 +62,7 @@ __all__, __getattr__ = lazy_listing(
         "distillation.distillation": ["open_distillation"],
         "distillation.teacher_file": ["read_teacher"],
         "ema": ["EMA"],
+        "evaluated_classes": ["choose_evaluated_classes"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
         "freezing": ["freeze", "set_training"],
         "nonfinite": [

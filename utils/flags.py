@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
-from numbers import Integral
 from typing import Any, NoReturn
 
 from utils import __version__
 from utils.command_line.key_value_arguments import flags_meant, is_key_value
-from utils.printable import counted, did_you_mean, excerpt
+from utils.printable import did_you_mean, excerpt
 from utils.requirements import old_packages, requirements_error
 from utils.startup import exit_with, has_launcher, is_first_process, require_address_space
 from utils.terminal import report
@@ -263,51 +262,3 @@ def check_lowest(flag: str, value: int, lowest: int) -> None:
     """Raise ValueError if a number is below the lowest that is allowed."""
     if value < lowest:
         raise ValueError(f"{flag} {value}: choose {lowest} or more")
-
-
-SHOWN_NAMES = 20
-MAX_DIGITS = 9  # of an index
-
-
-def class_ids(given: Sequence[int | str], names: Sequence[str], owner: str) -> list[int]:
-    """Return the indices of classes that are given by index or name, as --classes takes them.
-
-    Digits are an index; another text is the name of all classes called so.
-
-    Args:
-        given: names and indices.
-        names: of all classes.
-        owner: what has these classes, in errors.
-
-    Raises ValueError if there is no such class.
-
-    >>> class_ids(["1", "traffic light"], ["bus", "car", "traffic light"], "the model")
-    [1, 2]
-    """
-    found: list[int] = []
-    for each in given:
-        if isinstance(each, str) and not is_number(each):
-            called_so = [index for index, name in enumerate(names) if name == each]
-            if not called_so:
-                raise ValueError(f"class '{excerpt(each)}': {owner} has {_listed(names, each)}")
-            found += called_so
-        elif isinstance(each, (str, Integral)):
-            index = int(each) if len(str(each)) <= MAX_DIGITS else -1
-            if not 0 <= index < len(names):
-                has = f"{owner} has {counted(len(names), 'class')} (0-{len(names) - 1})"
-                raise ValueError(f"class {excerpt(str(each))}: {has}")
-            found.append(index)
-        else:
-            raise ValueError(f"class {each!r}: give a name or a whole number")
-    return found
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is digits only: --classes takes it as an index."""
-    return text.isascii() and text.isdigit()
-
-
-def _listed(names: Sequence[str], wrong: str) -> str:
-    """Return the first names, and the one that is like the wrong one, if there is one."""
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return f"{', '.join(map(excerpt, names[:SHOWN_NAMES]))}{more}{did_you_mean(wrong, names)}"

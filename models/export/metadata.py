@@ -30,6 +30,8 @@ PRECISIONS = ("fp32", "fp16", "int8")
 INPUT = "images"
 RAW_OUTPUTS = ("boxes_xyxy", "scores")
 NMS_OUTPUTS = ("detections",)
+# Entries that a file may lack, and their values then.
+OPTIONAL: dict[str, Any] = {"letterbox": "center", "chosen_classes": ()}
 PLACED: dict[Letterbox, str] = {"center": "center it", "top_left": "put it at the top left"}
 
 
@@ -83,7 +85,8 @@ class ExportedModel:
     pixels that it was trained or exported for. canvas: the only (height, width) it takes, or None
     for any. batch_size: the only one it takes, or None for any. nms: None if the file returns all
     predictions. needs_nms, letterbox: as in `Backend`. data, single_class, tile, tile_overlap,
-    digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph, weights and metadata.
+    chosen_classes, digest: as in `LoadedModel`. opset: of ONNX. payload: a checksum of graph,
+    weights and metadata.
     """
 
     names: tuple[str, ...]
@@ -99,6 +102,7 @@ class ExportedModel:
     single_class: bool = False
     tile: int = 0
     tile_overlap: float = DEFAULT_OVERLAP
+    chosen_classes: tuple[str, ...] = ()
     digest: str = ""
     opset: int = 0
     torch_version: str = ""
@@ -119,12 +123,14 @@ class ExportedModel:
     def to_json(self) -> str:
         """Return the metadata as JSON, with the convention of inputs and outputs for readers.
 
-        `letterbox` is an entry only if it is not center: so versions that do not know it read all
-        files whose images are centered, and refuse the others.
+        `letterbox` is an entry only if it is not center, and `chosen_classes` if there are some: so
+        versions that do not know them read all files without, and refuse the others.
         """
         entries = asdict(self)
         if self.letterbox == "center":
             del entries["letterbox"]
+        if not self.chosen_classes:
+            del entries["chosen_classes"]
         values = {"format": FORMAT, **convention(self.letterbox), **entries}
         return json.dumps(values, ensure_ascii=False)
 
@@ -153,9 +159,9 @@ def _from_json(text: str) -> ExportedModel:
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
         raise ValueError(other_format)
     wanted = {"format", "input", "outputs", *(field.name for field in fields(ExportedModel))}
-    if not isinstance(values, dict) or {"letterbox", *values} != wanted:
+    if not isinstance(values, dict) or {*OPTIONAL, *values} != wanted:
         raise ValueError(f"its entries must be {', '.join(sorted(wanted))}")
-    values.setdefault("letterbox", "center")
+    values = OPTIONAL | values
     stated = convention(_letterbox("letterbox", values["letterbox"]))
     if any(values[key] != value for key, value in stated.items()):
         raise ValueError(other_format)
@@ -194,6 +200,14 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
     is_list = isinstance(value, list) and 1 <= len(value) <= MAX_CLASSES
     if not is_list or not all(type(text) is str for text in value):
         raise ValueError(f"{name} must be a list of 1 to {MAX_CLASSES} texts")
+    return tuple(value)
+
+
+def checked_choice(name: str, value: Any) -> tuple[str, ...]:
+    """Return the classes that a model was trained on. Raises ValueError if they are no texts."""
+    is_list = isinstance(value, (list, tuple)) and len(value) <= MAX_CLASSES
+    if not is_list or not all(type(word) is str and word for word in value):
+        raise ValueError(f"{name} must be a list of at most {MAX_CLASSES} texts")
     return tuple(value)
 
 
@@ -282,6 +296,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "single_class": checked_flag,
     "tile": checked_tile,
     "tile_overlap": checked_overlap,
+    "chosen_classes": checked_choice,
     "digest": checked_text,
     "opset": whole_number(1000, 0),
     "torch_version": checked_text,

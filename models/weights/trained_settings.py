@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.export.metadata import (
-    MAX_CLASSES,
+    checked_choice,
     checked_flag,
     checked_overlap,
     checked_text,
@@ -69,18 +69,11 @@ def say_other_size(
         )
 
 
-def _checked_classes(name: str, value: Any) -> tuple[str, ...]:
-    is_list = isinstance(value, (list, tuple)) and len(value) <= MAX_CLASSES
-    if not is_list or not all(type(word) is str and word for word in value):
-        raise ValueError(f"{name} must be a list of at most {MAX_CLASSES} texts")
-    return tuple(value)
-
-
 FLAGS: dict[str, Callable[[str, Any], Any]] = {
     "imgsz": whole_number(LARGEST_IMAGE, SMALLEST_IMAGE),
     "single_cls": checked_flag,
     "tile": checked_tile,
     "tile_overlap": checked_overlap,
-    "classes": _checked_classes,
+    "classes": checked_choice,
     "fitness": checked_text,
 }

@@ -99,12 +99,14 @@ def test_names_with_spaces_are_taken_as_they_are(tmp_path):
 
 
 def test_words_of_chosen_classes_choose_them_again(tmp_path):
-    """Digits are a number, as in detect.py, so that a class called by digits has another word."""
-    root = image_folder(tmp_path / "set", names="7\n1\n")
-    dataset, _ = read(root, tmp_path / "cache", "1", choices=Choices(val_split=0))
+    """A name wins over a number, so that a class called by digits is chosen by them."""
+    root = image_folder(tmp_path / "set", names="1\n7\n")
+    dataset, _ = read(root, tmp_path / "cache", choices=Choices(val_split=0))
+    assert dataset.chosen_words == []
+    dataset.choose_classes(["1"])
     assert (dataset.names, dataset.chosen_words) == (["1"], ["1"])
-    dataset.choose_classes(["0"])
-    assert (dataset.names, dataset.chosen_words) == (["7"], ["0"])
+    dataset.choose_classes([1])
+    assert (dataset.names, dataset.chosen_words) == (["7"], ["7"])
 
 
 def test_chosen_classes_can_be_treated_as_one(tiny_data, tmp_path):

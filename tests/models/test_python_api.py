@@ -125,15 +125,19 @@ def test_names_reorder_or_rename_the_classes(weights, images):
         load(weights, **LOW, names=["a", "b"])
 
 
-def test_digits_are_numbers_of_classes_even_if_a_class_is_called_so(detector, tmp_path, images):
+@pytest.mark.parametrize(("word", "number"), [("1", 0), (1, 1), ("2", 2)])
+def test_digits_are_a_name_before_they_are_a_number(detector, tmp_path, images, word, number):
     state = {"model": detector.state_dict(), "table": detector.table, "names": ["1", "x", "x"]}
     checkpoint_file.save(tmp_path / "odd.pt", state)
     settings = {**LOW, "image_size": 96, "max_detections": 300}
-    assert set(
-        load(tmp_path / "odd.pt", **settings, classes=["1"])(
-            images[0], channel_order="rgb"
-        ).class_ids
-    ) == {1}
+    chosen = load(tmp_path / "odd.pt", **settings, classes=[word])
+    assert set(chosen(images[0], channel_order="rgb").class_ids) == {number}
+
+
+def test_a_name_of_several_classes_chooses_them_all(detector, tmp_path, images):
+    state = {"model": detector.state_dict(), "table": detector.table, "names": ["1", "x", "x"]}
+    checkpoint_file.save(tmp_path / "odd.pt", state)
+    settings = {**LOW, "image_size": 96, "max_detections": 300}
     found = load(tmp_path / "odd.pt", **settings, classes=["x"], multi_label=True)(
         images[0], channel_order="rgb"
     )

@@ -16,12 +16,13 @@ MODEL = ExportedModel(
     payload="ff",
 )  # fmt: skip
 CORNER = replace(MODEL, letterbox="top_left")
+CHOSEN = replace(MODEL, chosen_classes=("cat", "1"))
 
 
 @pytest.mark.parametrize(
     "model",
-    [MODEL, CORNER, ExportedModel(("a",), 64, 128)],
-    ids=["all fields", "top left", "defaults"],
+    [MODEL, CORNER, CHOSEN, ExportedModel(("a",), 64, 128)],
+    ids=["all fields", "top left", "chosen classes", "defaults"],
 )
 def test_metadata_survives_a_round_trip(model):
     assert read_metadata(model.to_json(), FILE) == model
@@ -53,6 +54,13 @@ def test_letterbox_is_stated_and_is_an_entry_only_if_it_is_not_the_center():
         assert "it is not of format 3" in refusal(json.dumps(values))
 
 
+def test_chosen_classes_are_an_entry_only_if_there_are_some():
+    """Files of versions without the entry are read, and sealed as before."""
+    plain, chosen = (json.loads(model.to_json()) for model in (MODEL, CHOSEN))
+    assert chosen.keys() - plain.keys() == {"chosen_classes"}
+    assert read_metadata(json.dumps(plain), FILE).chosen_classes == ()
+
+
 def refusal(text: str) -> str:
     with pytest.raises(ValueError) as caught:
         read_metadata(text, FILE)
@@ -72,6 +80,7 @@ def refusal(text: str) -> str:
         ("batch_size", 0), ("batch_size", 1e9), ("precision", "fp4"), ("precision", ["fp32"]),
         ("data", 5), ("data", "x" * 5000), ("single_class", 1), ("digest", None), ("opset", -1),
         ("payload", {}), ("nms", {}),
+        ("chosen_classes", "cat"), ("chosen_classes", [1]), ("chosen_classes", [""]),
         ("letterbox", "top_right"), ("letterbox", None), ("letterbox", ["center"]),
         ("nms", {"confidence": 2.0, "iou": 0.5, "max_detections": 1, "agnostic": False}),
         ("nms", {"confidence": 0.5, "iou": 0.5, "max_detections": 1 << 40, "agnostic": False}),
