@@ -36,6 +36,12 @@ class LabelRow(NamedTuple):
     # its line or annotation id; for an annotation without id its place, such as "annotations[3]"
     number: int | str
 
+    @property
+    def corners(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom."""
+        left, top, width, height = self.box_xywh
+        return left, top, left + width, top + height
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:

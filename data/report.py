@@ -29,7 +29,6 @@ LABELS_TURNED = "image with labels from before it was turned, turned"
 VALUES_LEFT_OUT = "values after the box left out"
 OTHER_LABELS = "image without a label file, but with one of another format"
 UNMATCHED_LABELS = "label files without an image"
-CORNER_ROWS = "rows that may be corners"
 MOST_OF_ALL = 0.98  # the share of all boxes from which on one class has nearly all
 FEW_BOXES = 100  # with so few boxes, one class may well have all
 
@@ -68,6 +67,8 @@ class Report:
     sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
     # sentences about what is wrong with label files as a whole
     label_warnings: tuple[str, ...] = ()
+    # sentences about boxes that may be in another unit or form than those of their format
+    unit_warnings: tuple[str, ...] = ()
     long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()
@@ -82,6 +83,7 @@ class Report:
         result["no_usable_row"] = list(self.no_usable_row)
         result["sentences"] = list(self.sentences)
         result["label_warnings"] = list(self.label_warnings)
+        result["unit_warnings"] = list(self.unit_warnings)
         result["converted"] = dict(self.converted)
 
         all_problems = sum(count for _, count in self.problem_counts)
@@ -115,9 +117,13 @@ class Report:
         """Return the first problem that is not a note, with its file and line; "" for none."""
         return first_of(self.problems)
 
+    def about_label_files(self) -> list[str]:
+        """Return the sentences about label files as a whole."""
+        return [*self.label_warnings, *self.unit_warnings]
+
     def warnings(self) -> list[str]:
         """Return a sentence for each thing that looks like a mistake in the data."""
-        sentences = list(self.label_warnings)
+        sentences = self.about_label_files()
         other_labels = dict(self.problem_counts).get(OTHER_LABELS, 0)
         if other_labels:
             images = counted(other_labels, "image")
@@ -203,7 +209,7 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
     fields["no_usable_row"] = tuple(values["no_usable_row"])
-    for name in ("sentences", "label_warnings"):
+    for name in ("sentences", "label_warnings", "unit_warnings"):
         fields[name] = tuple(values[name])
     fields["converted"] = tuple(values["converted"].items())
     return Report(**fields)

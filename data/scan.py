@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.box_units import BoxesAsRead
 from data.formats.image_finder import ImageFinder
 from data.formats.listing_reader import ListingReader
 from data.formats.resized import Size, fit_rows
@@ -31,7 +32,6 @@ from data.formats.yolo_values import BOX_VALUES, KEYPOINT_ROWS, POLYGON_ROWS
 from data.images import find_images
 from data.labels import Labels, LabelsBuilder
 from data.report import (
-    CORNER_ROWS,
     IMAGE_DAMAGED,
     IMAGE_DROPPED,
     NO_USABLE_ROW,
@@ -165,7 +165,7 @@ class ImageList:
             elif problem.kind == REPEATED_LINES:
                 reason = f"{problem.reason}; {HOW_TO_WEIGHT}"
                 self.sentences.append(problem._replace(reason=reason))
-            elif problem.kind in (UNMATCHED_LABELS, CORNER_ROWS):
+            elif problem.kind == UNMATCHED_LABELS:
                 self.label_warnings.append(problem)
             else:
                 self.problems.append(problem)
@@ -447,6 +447,7 @@ def _check_all(
     without_file: list[ListedImage] = []
     converted: Counter[str] = Counter()
     opened: list[tuple[str, DecodedImage]] = []
+    boxes_of: defaultdict[Path, BoxesAsRead] = defaultdict(BoxesAsRead)  # by source
     unread = 0
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder(), caught_messages() as messages:
@@ -462,6 +463,8 @@ def _check_all(
             if usable is None:
                 unreadable.append(printable(image.path))
                 continue
+            size = read.declared_size or image.declared_size or usable.size
+            boxes_of[listed.first[image.path].source].add(read.boxes, size)
             lost = _lost_rows(image, read)
             if lost > 0:
                 no_usable_row.append(printable(image.path))
@@ -484,11 +487,13 @@ def _check_all(
     problems.extend(_converted_images(opened))
 
     labels = builder.build(category_ids)
+    warnings = tuple(_unit_warnings(boxes_of))
     if not len(labels):
         images = f"none of {len(listed.items)} images can be used"
-        raise EmptySplitError(f"{images}{_first_problem(problems.first)}")
+        reasons = "".join(f"; {warning}" for warning in warnings)
+        raise EmptySplitError(f"{images}{reasons}{_first_problem(problems.first)}")
     report = _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
-    report = replace(report, converted=tuple(converted.most_common()))
+    report = replace(report, converted=tuple(converted.most_common()), unit_warnings=warnings)
     return CheckedImages(labels, report, unread)
 
 
@@ -610,6 +615,14 @@ def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable
         if message:
             reason = f"its decoder says '{message}'; parts of it may be wrong"
             yield Problem(IMAGE_DAMAGED, printable(path), reason)
+
+
+def _unit_warnings(boxes_of: Mapping[Path, BoxesAsRead]) -> Iterator[str]:
+    """Return a sentence about each source whose boxes may be in another unit or form."""
+    for source, boxes in boxes_of.items():
+        warning = boxes.warning()
+        if warning:
+            yield f"{printable(source)}: {warning}"
 
 
 def _lost_rows(image: ListedImage, read: ImageRows) -> int:

@@ -304,7 +304,7 @@ class Dataset:
         # What other splits have reported is not said again.
         said: set[str] = set()
         for other in self.reports.values():
-            said.update(other.sentences + other.label_warnings)
+            said.update([*other.sentences, *other.about_label_files()])
         for sentence in report.sentences:
             if sentence not in said:
                 say(self.spec.as_given(sentence))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from utils import __version__
 from utils.command_line.key_value_arguments import flags_meant, is_key_value
-from utils.printable import did_you_mean, excerpt
+from utils.printable import did_you_mean
 from utils.requirements import old_packages, requirements_error
 from utils.startup import exit_with, has_launcher, is_first_process, require_address_space
 from utils.terminal import report

@@ -1,11 +1,12 @@
 """What the reader of the files found: rows and images that it left out or changed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from data import report as kinds
 from data.check.findings import ERROR, NOTE, WARNING, Example, Finding
 from data.check.reading import Examined
+from data.report import Report
 
 
 class Kind(NamedTuple):
@@ -137,14 +138,22 @@ def check_files(examined: Examined) -> list[Finding]:
         if count:
             findings.append(_finding(words, count, examples))
 
-    for words, attribute in ((SUSPICIONS, "label_warnings"), (NOTES, "sentences")):
-        said: dict[str, Example] = {}
-        for split in examined.splits:
-            for sentence in getattr(split.report, attribute):
-                said.setdefault(sentence, Example(split.name, sentence))
-        if said:
-            findings.append(_finding(words, len(said), said.values()))
+    suspicions = _said(examined, Report.about_label_files)
+    if suspicions:
+        findings.append(_finding(SUSPICIONS, len(suspicions), suspicions))
+    notes = _said(examined, lambda report: report.sentences)
+    if notes:
+        findings.append(_finding(NOTES, len(notes), notes))
     return findings
+
+
+def _said(examined: Examined, sentences: Callable[[Report], Iterable[str]]) -> list[Example]:
+    """Return each sentence about a split as an example, with the first split of which it is."""
+    said: dict[str, Example] = {}
+    for split in examined.splits:
+        for sentence in sentences(split.report):
+            said.setdefault(sentence, Example(split.name, sentence))
+    return list(said.values())
 
 
 def _finding(words: Kind, count: int, examples: Iterable[Example]) -> Finding:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.formats.base import ClassNames, ImageRows, shown_names
+from data.formats.box_units import Corners
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
 from utils.printable import counted, excerpt
@@ -41,6 +42,7 @@ class Annotation(NamedTuple):
     number: int | str  # its line, or its place in the file, such as "annotations[3]"
     shape: str = BOX
     crowd: bool = False  # whether it is a region to ignore
+    in_order: bool = False  # whether the first corner of a box must be the upper left one
 
 
 class AnnotatedImage(NamedTuple):
@@ -121,6 +123,7 @@ def label_rows(
     """
     rows: list[LabelRow] = []
     problems: list[Problem] = []
+    boxes: list[Corners] = []
     converted: Counter[str] = Counter()
     first_number: dict[tuple[object, ...], int | str] = {}
     for annotation in annotations:
@@ -130,10 +133,15 @@ def label_rows(
             raise ValueError(f"{where}: {_unknown_class(annotation.class_name, indices)}")
         try:
             row = label_row(annotation, class_index)
+        except ReversedBoxError as error:
+            boxes.append(error.corners)
+            problems.append(Problem(ROW_DROPPED, where, str(error)))
+            continue
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
             continue
 
+        boxes.append(row.corners)
         key = (class_index, annotation.crowd, annotation.shape, *map(tuple, annotation.points))
         if key in first_number:
             reason = f"the same as {place(first_number[key])}"
@@ -143,7 +151,7 @@ def label_rows(
         rows.append(row)
         if annotation.shape != BOX:
             converted[annotation.shape] += 1
-    return ImageRows(rows, problems, converted=dict(converted))
+    return ImageRows(rows, problems, converted=dict(converted), boxes=boxes)
 
 
 def rows_in_image(
@@ -189,10 +197,21 @@ def _unknown_class(name: str, indices: Mapping[str, int]) -> str:
     return f"class '{excerpt(name)}' is not in 'names' of the data YAML: {names}"
 
 
+class ReversedBoxError(BadRowError):
+    """A box ends before it begins. corners: as they are written."""
+
+    def __init__(self, corners: Corners) -> None:
+        super().__init__(
+            f"box {', '.join(f'{value:g}' for value in corners)} ends before it begins"
+        )
+        self.corners = corners
+
+
 def label_row(annotation: Annotation, class_index: int) -> LabelRow:
     """Return the row of an object: its upright box, in the unit of its coordinates.
 
-    Raises BadRowError if it has no area, or coordinates that are not numbers.
+    Raises ReversedBoxError if its corners must be in order and are not, and BadRowError if it has
+    no area, or coordinates that are not numbers.
     """
     points = annotation.points
     if len(points) < 2:
@@ -202,6 +221,11 @@ def label_row(annotation: Annotation, class_index: int) -> LabelRow:
     for value in values:
         if not isfinite(value) or abs(value) > MAX_COORDINATE:
             raise BadRowError(f"coordinate {value:g} is not a finite number of pixels")
+
+    if annotation.in_order:
+        (x1, y1), (x2, y2) = points
+        if x2 < x1 or y2 < y1:
+            raise ReversedBoxError((x1, y1, x2, y2))
 
     xs = [x for x, _ in points]
     ys = [y for _, y in points]

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from data.formats.box_units import Corners
 from data.labels import LabelRow
 from data.report import Problem
 from utils.printable import excerpt
@@ -33,6 +34,8 @@ class ListedImage(NamedTuple):
     dropped_rows: int = 0  # unusable rows of the image that were found then
     problems: Sequence[Problem] = ()  # that were found then
     split: str = ""  # that the list puts it into, as the tool calls it
+    # of these rows, also of those that end before they begin, and were dropped, in the same unit
+    boxes: Sequence[Corners] = []
 
 
 class SourceImages(NamedTuple):
@@ -56,6 +59,9 @@ class ImageRows(NamedTuple):
     declared_size: tuple[int, int] | None = None
     # the number of rows that were no upright boxes, by their shape, such as "polygon"
     converted: Mapping[str, int] = {}
+    # as they were read, in pixels, before any was clipped or dropped (data/formats/box_units.py);
+    # none are left unchecked
+    boxes: Sequence[Corners] = []
 
 
 class ClassNames(NamedTuple):

@@ -128,7 +128,7 @@ class CocoJson:
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         rows, problems = rows_inside(image.rows, size, printable(image.label_file))
-        return ImageRows(rows, problems)
+        return ImageRows(rows, problems, boxes=[row.corners for row in image.rows])
 
 
 def images_root(file: Path, file_names: Sequence[str]) -> Path:

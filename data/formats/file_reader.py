@@ -21,7 +21,7 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
-from data.formats.resized import row_scaled
+from data.formats.resized import boxes_scaled, row_scaled
 from data.formats.text.encoding import EncodingError
 from data.formats.voc.folders import ANNOTATIONS, IMAGES
 from data.formats.yolo_txt import is_list_of_images, label_bytes, label_path
@@ -120,10 +120,14 @@ class FileReader(ABC):
             raise UnreadableLabelsError(str(error)) from None
 
         found = label_rows(read.annotations, class_indices(names), file)
-        rows = [row_scaled(row, *size) for row in found.rows] if read.normalized else found.rows
+        rows, boxes = found.rows, found.boxes
+        if read.normalized:
+            rows = [row_scaled(row, *size) for row in rows]
+            boxes = boxes_scaled(boxes, size)
         kept, outside = rows_in_image(rows, size, file)
         return found._replace(
             rows=kept,
+            boxes=boxes,
             problems=[*read.problems, *found.problems, *outside],
             declared_size=read.declared_size,
         )

@@ -16,7 +16,7 @@ from data.formats.annotations import (
 )
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages, shown_names
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
-from data.formats.resized import row_scaled
+from data.formats.resized import boxes_scaled, row_scaled
 from data.labels import BadRowError
 from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, ROW_DROPPED, Problem
 from utils.printable import counted, excerpt, printable
@@ -75,11 +75,12 @@ class ListingReader(ABC):
         return SourceImages(listed, [*contents.problems, *found.problems])
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
-        rows = image.rows
+        rows, boxes = image.rows, image.boxes
         if image.normalized:
             rows = [row_scaled(row, *size) for row in rows]
+            boxes = boxes_scaled(boxes, size)
         kept, problems = rows_in_image(rows, size, printable(image.label_file))
-        return ImageRows(kept, problems, converted=image.converted)
+        return ImageRows(kept, problems, converted=image.converted, boxes=boxes)
 
 
 def _require_order(contents: AnnotationFile, names: Sequence[str], source: Path) -> None:
@@ -191,6 +192,7 @@ def _listed(
         dropped_rows=dropped,
         problems=problems,
         split=image.split,
+        boxes=rows.boxes,
     )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.formats.box_units import Corners
 from data.labels import LabelRow
 from data.report import LABELS_RESIZED, LABELS_TURNED
 from utils.images.orientation import TURNS
@@ -65,6 +66,12 @@ def row_scaled(row: LabelRow, scale_x: float, scale_y: float) -> LabelRow:
         points = (points * (scale_x, scale_y)).astype(np.float32)
     box = (x * scale_x, y * scale_y, w * scale_x, h * scale_y)
     return row._replace(box_xywh=box, area=row.area * scale_x * scale_y, points=points)
+
+
+def boxes_scaled(boxes: Iterable[Corners], size: Size) -> list[Corners]:
+    """Return boxes that are fractions of an image of this size in pixels."""
+    width, height = size
+    return [(x1 * width, y1 * height, x2 * width, y2 * height) for x1, y1, x2, y2 in boxes]
 
 
 def _same_ratio(declared: Size, actual: Size) -> bool:

@@ -17,6 +17,7 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.box_units import Corners
 from data.formats.yolo_txt import BYTE_ORDER_MARK, has_yolo_labels, label_bytes, rows_in_utf_16
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
@@ -93,6 +94,7 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
 
     rows: list[LabelRow] = []
     problems: list[Problem] = []
+    boxes: list[Corners] = []
     first_line: dict[tuple[int, ...], int] = {}
     for number, line in enumerate(data.removeprefix(BYTE_ORDER_MARK).splitlines(), 1):
         if not line.strip():
@@ -107,6 +109,7 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
             if first != number:
                 problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
                 continue
+            boxes.append((left, top, left + width, top + height))
             box, outside = _clipped(left, top, width, height, size)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
@@ -123,7 +126,7 @@ def parse_visdrone(data: bytes, file: str, size: tuple[int, int]) -> ImageRows:
         if outside:
             reason = f"was outside the image by {outside} pixels"
             problems.append(Problem(ROW_CLIPPED, where, reason))
-    return ImageRows(rows, problems)
+    return ImageRows(rows, problems, boxes=boxes)
 
 
 def _has_rows(file: str) -> bool:

@@ -21,20 +21,19 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
+from data.formats.box_units import Corners
 from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
 from data.formats.name_lists import NAME_LISTS, lists_in, require_same_names
 from data.formats.voc.folders import first_xml
 from data.formats.yolo_values import (
     BOX_VALUES,
     box_row_length,
-    corner_rows,
     long_rows,
     rows_of_files,
 )
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import (
-    CORNER_ROWS,
     NOTE,
     ROW_CLIPPED,
     ROW_DROPPED,
@@ -87,15 +86,12 @@ class YoloText:
         if os.path.isdir(source):
             problems += _unmatched_labels(source, images)
 
-        # What all rows together say: boxes with further values, corners, the first class.
+        # What all rows together say: boxes with further values, the first class.
         rows = list(rows_of_files(_contents_of_labels(images)))
         length = box_row_length(rows)
         if length:
             images = [image._replace(box_row_length=length) for image in images]
             problems.append(Problem(VALUES_LEFT_OUT, printable(source), _left_out_text(length)))
-        outside = corner_rows(rows)
-        if outside:
-            problems.append(Problem(CORNER_ROWS, printable(source), _corners_text(outside)))
         classes = {row[0] for row in rows}
         begins_at_1 = bool(classes) and (min(classes), max(classes)) == (1, len(names))
 
@@ -107,12 +103,12 @@ class YoloText:
         except ValueError as error:
             raise UnreadableLabelsError(str(error)) from None
 
-        rows, problems = parse_label_file(
+        found = parse_label_file(
             data or b"", image.label_file, size, len(names), image.box_row_length
         )
-        polygons = sum(row.points is not None for row in rows)
+        polygons = sum(row.points is not None for row in found.rows)
         converted = {"polygon": polygons} if polygons else {}
-        return ImageRows(rows, problems, has_labels=data is not None, converted=converted)
+        return found._replace(has_labels=data is not None, converted=converted)
 
 
 def listed_names(source: Path, top: Path | None = None) -> list[ClassNames]:
@@ -188,15 +184,6 @@ def _left_out_text(length: int) -> str:
     return (
         f"rows of {length} values are boxes with keypoints, since all points lie in the boxes: "
         "the keypoints are left out; kpt_shape in a data YAML decides it"
-    )
-
-
-def _corners_text(outside: int) -> str:
-    """Return what is said of rows that may be corners; outside: how many reach outside."""
-    return (
-        f"{counted(outside, 'box')} would reach outside of the image: do rows have corners instead "
-        "of center and size? YOLO's are class cx cy w h: export the labels again, as YOLO or "
-        "Pascal VOC"
     )
 
 
@@ -315,7 +302,7 @@ def label_bytes(file: str) -> bytes | None:
 
 def parse_label_file(
     data: bytes, file: str, size: tuple[int, int], num_classes: int, box_row_length: int = 0
-) -> tuple[list[LabelRow], list[Problem]]:
+) -> ImageRows:
     """Return the rows of a label file, and the problems.
 
     Args:
@@ -332,8 +319,9 @@ def parse_label_file(
     """
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
-        return [], in_utf_16
+        return ImageRows([], in_utf_16)
 
+    boxes: list[Corners] = []
     rows: list[LabelRow] = []
     problems: list[Problem] = []
     first_line: dict[tuple[float, ...], int] = {}
@@ -351,6 +339,8 @@ def parse_label_file(
             if first != number:
                 problems.append(Problem(ROW_DUPLICATE, where, f"the same as line {first}"))
                 continue
+            if len(values) == BOX_VALUES:
+                boxes.append(_corners_as_read(values, size))
             row, moved = _row(class_index, values[1:], size, number)
         except BadRowError as error:
             problems.append(Problem(ROW_DROPPED, where, str(error)))
@@ -360,7 +350,7 @@ def parse_label_file(
         if moved > ROUNDING:
             reason = f"was outside the image by {moved:.2%} of its side"
             problems.append(Problem(ROW_CLIPPED, where, reason))
-    return rows, problems
+    return ImageRows(rows, problems, boxes=boxes)
 
 
 def _utf_16(data: bytes) -> str | None:
@@ -483,6 +473,13 @@ def _row(
     if min(w, h) < MIN_BOX_SIDE:
         raise BadRowError(f"empty inside the image: {w:.3g} x {h:.3g} pixels")
     return LabelRow(class_index, (x, y, w, h), w * h, False, points, number), moved
+
+
+def _corners_as_read(values: tuple[float, ...], size: tuple[int, int]) -> Corners:
+    """Return the corners in pixels of a row that is a class and a box, wherever they lie."""
+    _, cx, cy, w, h = values
+    width, height = size
+    return (cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height
 
 
 def _box_corners(

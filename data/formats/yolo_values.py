@@ -17,10 +17,6 @@ DIMENSIONS = (3, 2)  # of a keypoint: x, y, and perhaps its visibility
 TOLERANCE = 0.01  # fraction of the image side by which a keypoint may be outside its box
 ROUNDING = 1e-9  # of the area of a triangle
 Point = tuple[float, float]
-OUTSIDE = 0.02  # fraction of the image side by which a box is hardly outside by drawing
-MOST_OUTSIDE = 0.25  # the share of boxes outside from which on rows may be corners
-MOST_OTHERS = 0.02  # the share of rows that are no corners, such as boxes without area
-FEW_ROWS = 3  # fewer do not show it
 VISIBILITIES = (0, 1, 2)  # not labeled, hidden, visible
 
 
@@ -71,32 +67,6 @@ def long_rows(rows: Iterable[Sequence[float]], box_length: int) -> str:
         return KEYPOINT_ROWS
     is_polygon = (len(row) > BOX_VALUES + 1 and len(row) % 2 for row in rows)
     return POLYGON_ROWS if any(is_polygon) else ""
-
-
-def corner_rows(rows: Iterable[Sequence[float]]) -> int:
-    """Return how many boxes reach outside of their image, if rows may be corners; otherwise 0.
-
-    Rows `class x1 y1 x2 y2` have a larger third number than the first, and a larger fourth than the
-    second. As center and size, most of them are boxes that reach outside.
-
-    >>> corner_rows([[0, .6, .6, .9, .9], [0, .1, .1, .3, .3], [1, .2, .2, .25, .25]])
-    2
-    >>> corner_rows([[0, .6, .6, .9, .9], [0, .1, .1, .3, .3], [1, .5, .5, .1, .1]])
-    0
-    """
-    boxes = [row[1:] for row in rows if len(row) == BOX_VALUES]
-    others = 0
-    outside = 0
-    for x, y, x2, y2 in boxes:
-        others += x >= x2 or y >= y2
-        farthest = max(x + x2 / 2, y + y2 / 2) - 1
-        nearest = min(x - x2 / 2, y - y2 / 2)
-        outside += max(farthest, -nearest) > OUTSIDE
-
-    count = len(boxes)
-    if count < FEW_ROWS or others > MOST_OTHERS * count or outside <= MOST_OUTSIDE * count:
-        return 0
-    return outside
 
 
 def may_be_keypoints(row: Sequence[float]) -> bool:

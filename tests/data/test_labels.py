@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data.formats.base import ImageRows
 from data.formats.coco_json import images_root, read_coco_annotations, rows_inside
 from data.formats.yolo_txt import label_path, parse_label_file
 from data.labels import LabelRow, Labels, LabelsBuilder
@@ -28,7 +29,7 @@ SIZE = (200, 100)  # width, height
 
 
 def parse(text: str, classes: int = 3) -> tuple[list[LabelRow], list[tuple[str, str]]]:
-    rows, problems = parse_label_file(text.encode(), "labels/0012.txt", SIZE, classes)
+    rows, problems, *_ = parse_label_file(text.encode(), "labels/0012.txt", SIZE, classes)
     assert all(p.where.startswith("labels/0012.txt line ") for p in problems)
     return rows, [
         (p.kind, f"{p.where.removeprefix('labels/0012.txt ')}: {p.reason}") for p in problems
@@ -138,14 +139,14 @@ def test_class_out_of_range_raises(written: str) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
 def test_empty_file_with_the_mark_of_an_encoding_has_no_row(encoding: str) -> None:
     """Windows programs write such files for images without objects: these are background."""
-    assert parse_label_file("".encode(encoding), "a.txt", (20, 20), 2) == ([], [])
-    assert parse_label_file("\r\n \n".encode(encoding), "a.txt", (20, 20), 2) == ([], [])
+    assert parse_label_file("".encode(encoding), "a.txt", (20, 20), 2) == ImageRows([], [])
+    assert parse_label_file("\r\n \n".encode(encoding), "a.txt", (20, 20), 2) == ImageRows([], [])
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
     """As Windows' editors and PowerShell's `>` write them."""
-    rows, problems = parse_label_file(
+    rows, problems, *_ = parse_label_file(
         "0 .5 .5 .1 .1\r\n\r\n1 .5 .5 .1 .1\r\n".encode(encoding), "a.txt", SIZE, 2
     )
     assert rows == []
@@ -159,7 +160,7 @@ def test_rows_in_utf_16_are_dropped_with_the_reason(encoding: str) -> None:
     "data", [b"\xff\xfe0\0 \0", b"\x00" * 50, bytes(range(256)), "0 ٠ 1 1 1".encode()]
 )
 def test_binary_data_in_label_file_is_reported_as_dropped_rows(data: bytes) -> None:
-    rows, problems = parse_label_file(data, "a.txt", SIZE, 1)
+    rows, problems, *_ = parse_label_file(data, "a.txt", SIZE, 1)
     assert rows == []
     assert {p.kind for p in problems} == {ROW_DROPPED}
     assert all(p.reason.isprintable() for p in problems)

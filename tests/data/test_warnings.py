@@ -171,15 +171,15 @@ def test_labels_that_all_have_a_prefix_are_refused_with_it(tmp_path):
 
 
 def test_rows_that_may_be_corners_are_said(tmp_path):
-    rows = "0 .6 .6 .9 .9\n1 .1 .1 .3 .3\n0 .2 .2 .25 .25\n"
+    rows = "0 .1 .1 .9 .9\n1 .1 .1 .8 .8\n0 .2 .2 .99 .99\n"
     file = data_set(tmp_path, ["a"], {"a": rows})
     assert said_of(file)[1] == (
-        f"train: {tmp_path}/images: 2 boxes would reach outside of the image: do rows have corners "
-        "instead of center and size? YOLO's are class cx cy w h: export the labels again, as YOLO "
-        "or Pascal VOC."
+        f"train: {tmp_path}/images: 3 boxes of 3 reach out of the image or end before they begin; "
+        "none would if rows were corners in place of center and size; look at some, and export "
+        "the labels again in the form of their format."
     )
     (tmp_path / "labels/a.txt").write_text(f"{rows}0 .5 .5 .1 .1\n")  # no corners
-    assert "do rows have corners" not in str(said_of(file))
+    assert "rows were corners" not in str(said_of(file))
 
 
 def test_class_numbers_that_begin_at_1_are_asked_about(tmp_path):

@@ -169,7 +169,14 @@ def _annotation(row: CsvRow, columns: Mapping[str, int]) -> Annotation | None:
         raise BadRowError("the row has no class")
     whole = WHOLE.fullmatch(name)
     crowd = "group" in columns and row.value(columns["group"]) == "1"
-    return Annotation(whole[1] if whole else name, points, row.line, crowd=crowd)
+    return Annotation(
+        whole[1] if whole else name, points, row.line, crowd=crowd, in_order=_has_corners(columns)
+    )
+
+
+def _has_corners(columns: Mapping[str, int]) -> bool:
+    """Whether the box of a row is written as two corners."""
+    return "bbox" not in columns and {"x1", "y1", "x2", "y2"} <= columns.keys()
 
 
 def _points(row: CsvRow, columns: Mapping[str, int]) -> list[Point] | None:
@@ -183,13 +190,11 @@ def _points(row: CsvRow, columns: Mapping[str, int]) -> list[Point] | None:
             raise BadRowError(f"box '{excerpt(text)}' must be four numbers")
         return box_points(*values)
 
-    if {"x1", "y1", "x2", "y2"} <= columns.keys():
+    if _has_corners(columns):
         numbers = _numbers(row, columns, ("x1", "y1", "x2", "y2"))
         if numbers is None:
             return None
         x1, y1, x2, y2 = numbers
-        if x2 < x1 or y2 < y1:
-            raise BadRowError(f"box {x1:g}, {y1:g}, {x2:g}, {y2:g} ends before it begins")
         return [(x1, y1), (x2, y2)]
 
     corner = ("x1", "y1") if "x1" in columns else ("x", "y")

@@ -17,6 +17,7 @@ from data.formats.base import (
     UnreadableLabelsError,
     shown_names,
 )
+from data.formats.box_units import Corners
 from data.formats.voc.annotation import (
     CORNERS,
     MAX_BYTES,
@@ -112,13 +113,16 @@ def parse_xml_file(
         raise UnreadableLabelsError(_placed(file, error)) from None
     rows: list[LabelRow] = []
     problems: list[Problem] = []
-    first_line: dict[tuple[int, tuple[float, ...], bool], int] = {}
+    boxes: list[Corners] = []
+    first_line: dict[tuple[int, Corners, bool], int] = {}
     for voc_object in annotation.objects:
         line = voc_object.line
         where = f"{printable(file)} line {line}"
         try:
             class_index = _class_index(voc_object, names, where)
             corners = _corners(voc_object)
+            boxes.append(corners)
+            _require_order(corners)
             difficult = _is_difficult(voc_object)
             first = first_line.setdefault((class_index, corners, difficult), line)
             if first != line:
@@ -134,7 +138,8 @@ def parse_xml_file(
         if outside:
             reason = f"was outside the image by {outside:g} pixels"
             problems.append(Problem(ROW_CLIPPED, where, reason))
-    return ImageRows(rows, problems, declared_size=_declared_size(annotation.size))
+    declared = _declared_size(annotation.size)
+    return ImageRows(rows, problems, declared_size=declared, boxes=boxes)
 
 
 def _placed(file: str, error: AnnotationError) -> str:
@@ -181,7 +186,7 @@ def _class_index(voc_object: VocObject, names: Sequence[str], where: str) -> int
     return names.index(name)
 
 
-def _corners(voc_object: VocObject) -> tuple[float, ...]:
+def _corners(voc_object: VocObject) -> Corners:
     """Return xmin, ymin, xmax, ymax as in the file. Raises BadRowError."""
     values = []
     for corner in CORNERS:
@@ -193,10 +198,15 @@ def _corners(voc_object: VocObject) -> tuple[float, ...]:
         values.append(float(text))
 
     left, top, right, bottom = values
+    return left, top, right, bottom
+
+
+def _require_order(corners: Corners) -> None:
+    """Raise BadRowError if a box ends before it begins."""
+    left, top, right, bottom = corners
     for low, high, axis in ((left, right, "x"), (top, bottom, "y")):
         if high < low:
             raise BadRowError(f"{axis}max {high:g} is less than {axis}min {low:g}")
-    return left, top, right, bottom
 
 
 def _is_difficult(voc_object: VocObject) -> bool:
@@ -207,7 +217,7 @@ def _is_difficult(voc_object: VocObject) -> bool:
 
 
 def _row(
-    class_index: int, corners: tuple[float, ...], difficult: bool, size: tuple[int, int], line: int
+    class_index: int, corners: Corners, difficult: bool, size: tuple[int, int], line: int
 ) -> tuple[LabelRow, float]:
     """Return the row clipped to the image, and by how many pixels it was outside.
 

@@ -120,7 +120,7 @@ def _first_bad_row(files: Iterable[str]) -> str:
     for file in files:
         try:
             data = label_bytes(file) or b""
-            _, problems = parse_label_file(data, file, ANY_SIZE, ANY_CLASS)
+            problems = parse_label_file(data, file, ANY_SIZE, ANY_CLASS).problems
         except ValueError as error:
             return str(error).partition(", but")[0]  # the number of classes is not known yet
         if problems:

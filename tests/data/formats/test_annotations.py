@@ -40,7 +40,7 @@ def test_box_is_the_extent_of_the_points_and_outlines_of_polygons_are_kept() -> 
 
 
 def test_no_objects_have_no_rows() -> None:
-    assert label_rows([], INDICES, "a.json") == ([], [], True, None, {})
+    assert label_rows([], INDICES, "a.json") == ([], [], True, None, {}, [])
     assert rows_in_image([], (40, 20), "a.json") == ([], [])
     assert sorted_names([]) == ()
 

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.formats.yolo_values import box_row_length, corner_rows, rows_of_files
+from data.formats.yolo_values import box_row_length, rows_of_files
 from data.scan import scan
 from tests.support.data_sets import opened
 
@@ -113,18 +113,3 @@ def test_splits_whose_rows_are_read_otherwise_are_refused(tmp_path):
     file.write_text("train: train\nval: val\nnames: [person]\nkpt_shape: [2, 2]\n")
     for labels in opened(file, cache=tmp_path / "cache").labels.values():
         np.testing.assert_allclose(labels.boxes_xywh, [[4, 4, 2, 2]] * 2)
-
-
-def test_rows_of_corners_are_told_from_center_and_size():
-    """Drawn boxes, whose rows are written in both ways."""
-    generator = np.random.default_rng(0)
-    low = generator.uniform(0, 0.7, (200, 2))
-    size = generator.uniform(0.01, 0.3, (200, 2))
-    classes = np.zeros((200, 1))
-    corners = np.hstack([classes, low, low + size]).tolist()
-    centers = np.hstack([classes, low + size / 2, size]).tolist()
-    assert corner_rows(corners) >= 100
-    assert corner_rows(centers) == 0
-    assert corner_rows([*corners, [0, 0.5, 0.5, 0.5, 0.5]]) >= 100  # one without area
-    assert corner_rows(corners[:2]) == 0  # too few to tell
-    assert corner_rows([]) == 0
