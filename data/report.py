@@ -67,8 +67,9 @@ class Report:
     sentences: tuple[str, ...] = ()  # sentences that say which results of runs were left out
     # sentences about what is wrong with label files as a whole
     label_warnings: tuple[str, ...] = ()
-    # sentences about boxes that may be in another unit or form than those of their format
-    unit_warnings: tuple[str, ...] = ()
+    # sentences about all labels of a source, which are stored with the scan
+    source_warnings: tuple[str, ...] = ()
+    source_notes: tuple[str, ...] = ()  # likewise, of what may be on purpose
     long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()
@@ -83,7 +84,8 @@ class Report:
         result["no_usable_row"] = list(self.no_usable_row)
         result["sentences"] = list(self.sentences)
         result["label_warnings"] = list(self.label_warnings)
-        result["unit_warnings"] = list(self.unit_warnings)
+        result["source_warnings"] = list(self.source_warnings)
+        result["source_notes"] = list(self.source_notes)
         result["converted"] = dict(self.converted)
 
         all_problems = sum(count for _, count in self.problem_counts)
@@ -106,7 +108,7 @@ class Report:
             shapes = [f"{count:,} from {plural(shape)}" for shape, count in self.converted]
             line += f", {', '.join(shapes)}"
         if self.crowd:
-            line += f", {self.crowd:,} crowd regions"
+            line += f", {counted(self.crowd, 'crowd region')}"
 
         problems = [f"{kind}: {count:,}" for kind, count in self.problem_counts if kind != NOTE]
         if problems:
@@ -119,11 +121,11 @@ class Report:
 
     def about_label_files(self) -> list[str]:
         """Return the sentences about label files as a whole."""
-        return [*self.label_warnings, *self.unit_warnings]
+        return [*self.label_warnings, *self.source_warnings, *self.source_notes]
 
     def warnings(self) -> list[str]:
         """Return a sentence for each thing that looks like a mistake in the data."""
-        sentences = self.about_label_files()
+        sentences = [*self.label_warnings, *self.source_warnings]
         other_labels = dict(self.problem_counts).get(OTHER_LABELS, 0)
         if other_labels:
             images = counted(other_labels, "image")
@@ -209,7 +211,7 @@ def report_from_dict(values: dict[str, Any]) -> Report:
     fields["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     fields["unreadable"] = tuple(values["unreadable"])
     fields["no_usable_row"] = tuple(values["no_usable_row"])
-    for name in ("sentences", "label_warnings", "unit_warnings"):
+    for name in ("sentences", "label_warnings", "source_warnings", "source_notes"):
         fields[name] = tuple(values[name])
     fields["converted"] = tuple(values["converted"].items())
     return Report(**fields)

@@ -22,6 +22,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.box_units import BoxesAsRead
+from data.formats.ignored_objects import ignored_text
 from data.formats.image_finder import ImageFinder
 from data.formats.listing_reader import ListingReader
 from data.formats.resized import Size, fit_rows
@@ -113,6 +114,21 @@ class CheckedImage(NamedTuple):
     image: DecodedImage | None
     labels: ImageRows
     failed_to_read: bool = False
+
+
+@dataclass
+class SourceTotals:
+    """What is counted over all images of a source."""
+
+    boxes: BoxesAsRead = field(default_factory=BoxesAsRead)
+    rows: int = 0
+    ignored: int = 0  # of the rows
+
+    def add(self, read: ImageRows, size: Size) -> None:
+        """Add the rows of an image; size: for which they are."""
+        self.boxes.add(read.boxes, size)
+        self.rows += len(read.rows)
+        self.ignored += sum(row.crowd for row in read.rows)
 
 
 class CheckedImages(NamedTuple):
@@ -275,7 +291,7 @@ def scan(
         raise ValueError(f"{error}{hint}") from None
     if labels.crowd.all():  # true also for no rows at all
         if require_labels:
-            raise EmptySplitError(_no_labels(labels, listed, report.problems))
+            raise EmptySplitError(_no_labels(labels, listed, report))
         return labels, listed.complete(report, state, long_rows)
     if unread:
         state = f"not cached: {counted(unread, 'image')} could not be read this time"
@@ -447,7 +463,7 @@ def _check_all(
     without_file: list[ListedImage] = []
     converted: Counter[str] = Counter()
     opened: list[tuple[str, DecodedImage]] = []
-    boxes_of: defaultdict[Path, BoxesAsRead] = defaultdict(BoxesAsRead)  # by source
+    totals_of: defaultdict[Path, SourceTotals] = defaultdict(SourceTotals)
     unread = 0
     disable = None if progress else True  # None: show the bar on a terminal only
     with quiet_decoder(), caught_messages() as messages:
@@ -464,7 +480,7 @@ def _check_all(
                 unreadable.append(printable(image.path))
                 continue
             size = read.declared_size or image.declared_size or usable.size
-            boxes_of[listed.first[image.path].source].add(read.boxes, size)
+            totals_of[listed.first[image.path].source].add(read, size)
             lost = _lost_rows(image, read)
             if lost > 0:
                 no_usable_row.append(printable(image.path))
@@ -487,13 +503,18 @@ def _check_all(
     problems.extend(_converted_images(opened))
 
     labels = builder.build(category_ids)
-    warnings = tuple(_unit_warnings(boxes_of))
+    warnings, notes = _about_sources(totals_of, listed)
     if not len(labels):
         images = f"none of {len(listed.items)} images can be used"
         reasons = "".join(f"; {warning}" for warning in warnings)
         raise EmptySplitError(f"{images}{reasons}{_first_problem(problems.first)}")
     report = _report(labels, names, unreadable, no_usable_row, len(without_file), problems)
-    report = replace(report, converted=tuple(converted.most_common()), unit_warnings=warnings)
+    report = replace(
+        report,
+        converted=tuple(converted.most_common()),
+        source_warnings=tuple(warnings),
+        source_notes=tuple(notes),
+    )
     return CheckedImages(labels, report, unread)
 
 
@@ -617,12 +638,21 @@ def _damaged_images(paths: Sequence[str], messages: DecoderMessages) -> Iterable
             yield Problem(IMAGE_DAMAGED, printable(path), reason)
 
 
-def _unit_warnings(boxes_of: Mapping[Path, BoxesAsRead]) -> Iterator[str]:
-    """Return a sentence about each source whose boxes may be in another unit or form."""
-    for source, boxes in boxes_of.items():
-        warning = boxes.warning()
-        if warning:
-            yield f"{printable(source)}: {warning}"
+def _about_sources(
+    totals_of: Mapping[Path, SourceTotals], listed: ImageList
+) -> tuple[list[str], list[str]]:
+    """Return what looks like a mistake in the labels of sources as a whole, and what may be one."""
+    reader_of = {found.source: found.reader for found in listed.first.values()}
+    warnings = []
+    notes = []
+    for source, totals in totals_of.items():
+        where = printable(source)
+        if warning := totals.boxes.warning():
+            warnings.append(f"{where}: {warning}")
+        if ignored := ignored_text(reader_of[source].title, totals.ignored, totals.rows):
+            kind = warnings if totals.ignored == totals.rows else notes
+            kind.append(f"{where}: {ignored}")
+    return warnings, notes
 
 
 def _lost_rows(image: ListedImage, read: ImageRows) -> int:
@@ -730,8 +760,14 @@ def _first_problem(problems: Sequence[Problem]) -> str:
     return f"; the first problem is {first}" if first else ""
 
 
-def _no_labels(labels: Labels, listed: ImageList, problems: Sequence[Problem]) -> str:
+def _no_labels(labels: Labels, listed: ImageList, report: Report) -> str:
     """Return the text of the error for images without a box to learn from."""
+    images = counted(len(labels), "image")
+    problem = _first_problem(report.problems)
+    if len(labels.crowd):
+        ignored = "; ".join(report.source_warnings)
+        return f"no object to learn from in {images}: {ignored}{problem}"
+
     first = listed.items[0].image
     state = ""
     if not os.path.exists(first.label_file):
@@ -741,14 +777,13 @@ def _no_labels(labels: Labels, listed: ImageList, problems: Sequence[Problem]) -
     elif os.path.getsize(first.label_file) == 0:
         state = ", which is empty"
 
-    images = counted(len(labels), "image")
     reason = (
         f"those of the first image {printable(first.path)} should be in "
         f"{printable(first.label_file)}{state}"
     )
     for warning in listed.label_warnings:
         reason += f"; {warning.reason}"
-    return f"no labels for {images}: {reason}{_first_problem(problems)}"
+    return f"no labels for {images}: {reason}{problem}"
 
 
 def _where_else(label_file: str) -> str:

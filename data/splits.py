@@ -305,7 +305,7 @@ class Dataset:
         said: set[str] = set()
         for other in self.reports.values():
             said.update([*other.sentences, *other.about_label_files()])
-        for sentence in report.sentences:
+        for sentence in (*report.sentences, *report.source_notes):
             if sentence not in said:
                 say(self.spec.as_given(sentence))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
 from data.formats.coco_categories import read_categories
+from data.formats.ignored_objects import COCO_TITLE
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
 from data.formats.json_files import brief, no_whole_number, read_json, whole_number
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
@@ -72,9 +73,9 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
 
     Categories are matched to `names` by name, in any order and with any ids; a class that is not in
     the JSON gets an unused category id. `bbox`, `area` and `iscrowd` are not changed (`area`
-    defaults to width x height, `iscrowd` to 0). A polygon is kept if it is the annotation's only
-    part and has the extent of its bbox; annotations with several parts or RLE keep only their box.
-    The folder of the images is the one that `images_root` returns.
+    defaults to width x height, `iscrowd` to 0, also if it is null). A polygon is kept if it is the
+    annotation's only part and has the extent of its bbox; annotations with several parts or RLE
+    keep only their box. The folder of the images is the one that `images_root` returns.
 
     The ids of annotations may repeat, be missing, or be anything, since no box depends on them. An
     annotation with the class, bbox and iscrowd of another one of its image is dropped and reported.
@@ -105,7 +106,7 @@ class CocoJson:
     """Reads COCO JSON files as sources of a data set."""
 
     lists_images: ClassVar[bool] = True
-    title: ClassVar[str] = "COCO JSON"
+    title: ClassVar[str] = COCO_TITLE
     suffixes: ClassVar[frozenset[str]] = frozenset({".json"})
 
     def accepts(self, source: Path) -> bool:
@@ -445,7 +446,9 @@ def _row(entry: dict[str, Any], number: int | str, class_index: int) -> LabelRow
             f"bbox has width {w:g} and height {h:g}, must be at least {MIN_BOX_SIDE:g}"
         )
 
-    crowd = entry.get("iscrowd", 0)
+    crowd = entry.get("iscrowd")
+    if crowd is None:  # absent, or null as some programs write it
+        crowd = 0
     if crowd not in (0, 1):
         raise BadRowError(f"iscrowd is {brief(crowd)}, must be 0 or 1")
 

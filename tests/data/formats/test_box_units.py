@@ -209,7 +209,7 @@ READERS = {
 def warnings_of(source: Path) -> tuple[str, ...]:
     names = ["cat", *"bcdefghij"]
     _, report = scan([source], names)
-    return report.unit_warnings
+    return report.source_warnings
 
 
 @pytest.mark.parametrize("written", forms())

@@ -199,7 +199,8 @@ def kept_annotations(document: dict[str, Any]) -> list[Annotation]:
             exact_integer(entry.get("image_id")),
             exact_integer(entry.get("category_id")),
         )
-        box, crowd, area = entry.get("bbox"), entry.get("iscrowd", 0), entry.get("area")
+        box, crowd, area = entry.get("bbox"), entry.get("iscrowd"), entry.get("area")
+        crowd = 0 if crowd is None else crowd
         if image not in images or category not in names or type(box) is not list or len(box) != 4:
             continue
         if any(type(side) not in (int, float) or not -1e7 < side < 1e7 for side in box):
