@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from data import Choices, open_dataset
 from data.scan import scan
+from tests.data.balance.test_mixing import CPU
 from tests.data.formats.test_box_units import images
-from tests.support.data_sets import image_folder, opened
+from tests.support.data_sets import image_folder
 
 HOW = (
     "They have iscrowd 1, as CVAT writes it for masks that were painted or found by SAM; to train "
@@ -54,19 +56,16 @@ def test_a_file_of_nothing_else_beside_others_is_a_warning(tmp_path):
 
 def test_some_are_said_and_not_refused(tmp_path):
     file = coco(tmp_path / "set", [1, 0] * 10)
-    said: list[str] = []
     for _ in range(2):  # the second time from the cache
-        dataset = opened(file, cache=tmp_path / "cache", val_split=0.3, strict=True, said=said)
-        report = dataset.reports["train"]
-        assert report.crowd > 0
-        (note,) = report.source_notes
-        assert note.startswith(f"{file}: {report.crowd} of 14 objects marked as ignored")
-        assert note.endswith(HOW)
-        assert report.about_label_files() == [note]  # of data.check
-        dataset.labels.clear()
-        dataset.reports.clear()
+        said: list[str] = []
+        dataset = open_dataset(
+            [str(file)], ("train",), CPU, said.append, download=False, single_class=False,
+            cache_dir=str(tmp_path / "cache"), choices=Choices(val_split=0, strict=True),
+        )  # fmt: skip
         dataset.read("train", said.append)
-        assert note in said
+        note = f"{file}: 10 of 20 objects marked as ignored: neither learned nor counted as missed"
+        assert said[-1] == f"{note}. {HOW}"
+        assert dataset.reports["train"].about_label_files() == [said[-1]]  # of data.check
 
 
 def test_few_crowds_say_nothing(tmp_path):
