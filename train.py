@@ -393,7 +393,7 @@ def train(flags: TrainConfig, world: World, log: RunLog, trial: Trial) -> Evalua
         ),
     )
     data.choose_classes(requested.classes, say=log.say)
-    data.prepend_classes(run.old_classes())  # of the model that --add-classes extends
+    data.prepend_classes(run.old_classes(), say=log.say)  # of the model that --add-classes extends
     train_labels = data.read("train", log.say, leave_out_emptied=True)
     data.read("val", log.say)
     data.balance(requested.repeat_factor, log.say)  # how often an epoch draws each image

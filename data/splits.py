@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.alike_names import alike_names_note
 from data.balance.draws import Draws
 from data.balance.mixing import describe_weights, weights_of_images
 from data.balance.repeat_factors import class_factors, describe_factors, image_factors
@@ -19,6 +20,7 @@ from data.layouts import Choices, open_data
 from data.layouts.written import copy_to
 from data.report import Report, counts_of
 from data.scan import EmptySplitError, rows_differ, scan
+from data.shared_images import ImageFile, files_of, shared_images
 from data.tiles.labels import TiledLabels, tile_labels
 from utils.class_choice import ambiguous_classes_note, class_ids
 from utils.distributed.world import World
@@ -61,6 +63,7 @@ class Dataset:
     chosen: tuple[int, ...] | None = None  # the classes of the YAML that are used; None: all
     prepended: tuple[str, ...] = ()  # classes in front of them, of which the data have no labels
     _draws: Draws | None = field(default=None, init=False)
+    _files: dict[str, list[ImageFile]] = field(default_factory=dict, init=False)
 
     @property
     def file(self) -> Path:
@@ -163,11 +166,14 @@ class Dataset:
             say(note)
         self.chosen = tuple(sorted(set(found)))
 
-    def prepend_classes(self, names: Sequence[str], origin: str = "--add-classes") -> None:
+    def prepend_classes(
+        self, names: Sequence[str], origin: str = "--add-classes", say: Say = say_nothing
+    ) -> None:
         """Have other classes in front of those of the data, whose labels the data do not have.
 
         Call it after `choose_classes`, and before `read`. names: none changes nothing. origin: what
-        says so, in errors. Raises ValueError if the data have one of them.
+        says so, in errors. say: receives a line if one is hardly another class than one of the
+        data. Raises ValueError if the data have one of them.
         """
         if not names:
             return
@@ -179,6 +185,8 @@ class Dataset:
                 "classes only, or choose them with --classes"
             )
         self.prepended = tuple(names)
+        if note := alike_names_note(self.chosen_names):
+            say(note)
 
     def read(
         self,
@@ -320,27 +328,19 @@ class Dataset:
             say(self.spec.as_given(f"{split}: the first problem is {problem}"))
 
     def _say_shared_images(self, split: str, labels: Labels, say: Say) -> None:
-        """Say how many images are in another split, too, also by a link."""
-        files = _files_of(labels)
-        for other, tiles_or_images in self.labels.items():
-            shared = len(files & _files_of(tiles_or_images.whole))
-            if shared:
-                images = f"{shared:,} of {counted(len(labels), 'image')}"
-                say(f"{split}: {images} also in {other}: new images will give worse metrics")
+        """Say how many images are in another split, too, also by a link or as a copy.
 
-
-def _files_of(labels: Labels) -> set[tuple[int, int] | str]:
-    """Return what is equal for two paths of one file: its device and inode."""
-    files: set[tuple[int, int] | str] = set()
-    for index in range(len(labels)):
-        path = labels.path(index)
-        try:
-            status = os.stat(path)
-        except OSError:
-            files.add(path)
-            continue
-        files.add((status.st_dev, status.st_ino) if status.st_ino else path)
-    return files
+        Rank 0 does: nothing depends on it.
+        """
+        if not self.world.is_main:
+            return
+        files = self._files[split] = files_of(labels)
+        for other, other_files in self._files.items():
+            shared = shared_images(files, other_files)
+            if other != split and shared.count:
+                images = f"{shared.count:,} of {counted(len(labels), 'image')} also in {other}"
+                copies = f", {shared.copies:,} as copies" if shared.copies else ""
+                say(f"{split}: {images}{copies}: new images will give worse metrics")
 
 
 def _say_absent_classes(train: Report, val: Report, say: Say) -> None:
@@ -394,6 +394,8 @@ def open_dataset(
             *names, download=download, splits=splits, choices=choices, cache_dir=cache_dir
         )
     for note in spec.notes:
+        say(note)
+    if note := alike_names_note(spec.names):
         say(note)
     if cache_dir and not os.access(cache_dir, os.W_OK | os.X_OK):
         say(f"--cache-dir {printable(cache_dir)} cannot be written: it is only read")

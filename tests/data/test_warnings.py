@@ -205,6 +205,17 @@ def test_images_in_both_splits_are_counted(tmp_path):
     assert said[2] == "val: 1 of 1 image also in train: new images will give worse metrics"
 
 
+def test_copies_in_both_splits_are_counted(tmp_path):
+    file = data_set(tmp_path, ["a", "b", "c"], {"a": ROW, "b": ROW, "c": ROW})
+    cv2.imwrite(str(tmp_path / "images" / "c.png"), np.full((8, 8, 3), 9, np.uint8))
+    (tmp_path / "train.txt").write_text("images/a.png\n")
+    (tmp_path / "val.txt").write_text("images/b.png\nimages/c.png\n")
+    file.write_text("train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
+    said = said_of(file, splits=("train", "val"))
+    line = "val: 1 of 2 images also in train, 1 as copies: new images will give worse metrics"
+    assert line in said
+
+
 def test_trained_classes_without_a_val_box_are_named(tmp_path):
     dog = "1 .5 .5 .5 .5\n"
     file = data_set(tmp_path, ["a", "b", "c"], {"a": ROW, "b": dog, "c": ROW})
