@@ -13,14 +13,16 @@ says so.
 import itertools
 import os
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from data import Choices, open_data, open_dataset
+from data import Choices, Dataset, open_data, open_dataset
 from data.convert.conversion import COPY, IMAGES, Converted, convert
 from data.dataset_yaml import DataSpec
+from data.formats.annotations import OUTLINES
 from data.formats.writers import WRITERS
 from data.labels import Labels
 from data.layouts import is_other_path
@@ -66,14 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> Converted:
     wanted = ["val"] if args.val_split else []
     spec = open_data(*args.source, splits=wanted, choices=choices, cache_dir=args.cache_dir)
     refuse_inside(args.out, folders_of(spec))
-    labels_of, names = read_splits(args.source, spec, choices, args.cache_dir)
-    result = convert(labels_of, names, WRITERS[args.to], args.out, images=args.images)
+    labels_of, dataset = read_splits(args.source, spec, choices, args.cache_dir)
+    result = convert(labels_of, dataset.names, WRITERS[args.to], args.out, images=args.images)
 
     what = f"{counted(result.images, 'image')}, {counted(result.boxes, 'box')}"
     if not result.is_new:
         print(f"{args.out} has all of it already: {what}")
         return result
     print(f"{args.out}: {WRITERS[args.to].title}, {what}")
+    for kind, count in boxes_only(dataset).items():
+        print(f"written as its box only: {counted(count, kind)}")
     for kind, count in result.lost.items():
         print(f"not in this format: {counted(count, kind)}")
     if result.copied:
@@ -103,8 +107,8 @@ def folders_of(spec: DataSpec) -> list[str]:
 
 def read_splits(
     source: Sequence[str], spec: DataSpec, choices: Choices, cache_dir: str
-) -> tuple[dict[str, Labels], list[str]]:
-    """Return the labels of all splits of a data set, and its class names.
+) -> tuple[dict[str, Labels], Dataset]:
+    """Return the labels of all splits of a data set, and the data set.
 
     A data set without splits has one that is called "".
     """
@@ -124,7 +128,17 @@ def read_splits(
         labels_of[split] = dataset.read(split, print, require_labels=False)
     if present == ["train"] and spec.is_written:
         labels_of = {"": labels_of["train"]}
-    return labels_of, list(dataset.names)
+    return labels_of, dataset
+
+
+def boxes_only(dataset: Dataset) -> Counter[str]:
+    """Return the number of objects whose outline is not kept, by its shape."""
+    counts: Counter[str] = Counter()
+    for report in dataset.reports.values():
+        for shape, count in report.converted:
+            if shape not in OUTLINES:
+                counts[shape] += count
+    return counts
 
 
 def run_script(arguments: Sequence[str] | None = None) -> None:

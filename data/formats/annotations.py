@@ -25,6 +25,8 @@ POLYGON = "polygon"
 ELLIPSE = "ellipse"
 CUBOID = "cuboid"
 MASK = "mask"
+PARTS = "multi-part outline"
+RUN_LENGTHS = "run-length mask"
 KEYPOINTS = "set of keypoints"
 OUTLINES = (ROTATED_BOX, POLYGON)  # their points are kept, for augmentation
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from data.formats.annotations import PARTS, RUN_LENGTHS
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
 from data.formats.coco_categories import read_categories
 from data.formats.ignored_objects import COCO_TITLE
@@ -52,6 +53,7 @@ class CocoFile(NamedTuple):
     images: list[CocoImage]
     rows: list[list[LabelRow]]  # of each image
     dropped_rows: list[int]  # for each image, the number of its annotations that cannot be used
+    converted: list[Counter[str]]  # for each image, its rows that only kept a box, by their shape
     category_ids: list[int]  # of each class
     problems: list[Problem]
 
@@ -94,12 +96,12 @@ def read_coco_annotations(file: Path, names: Sequence[str]) -> CocoFile:
         if name in class_of_name:
             class_by_category[category_id] = class_of_name[name]
 
-    rows, dropped = _rows(
+    rows, dropped, converted = _rows(
         file, document["annotations"], listing, categories.names, class_by_category, problems
     )
     rows = [_without_duplicates(file, image_rows, problems) for image_rows in rows]
     category_ids = categories.ids_of_classes(class_by_category, len(names))
-    return CocoFile(listing.images, rows, dropped, category_ids, problems)
+    return CocoFile(listing.images, rows, dropped, converted, category_ids, problems)
 
 
 class CocoJson:
@@ -121,15 +123,16 @@ class CocoJson:
     def images(self, source: Path, names: Sequence[str]) -> SourceImages:
         file = read_coco_annotations(source, names)
         listed = []
-        for image, rows, dropped in zip(file.images, file.rows, file.dropped_rows, strict=True):
-            path, image_id, size = image
+        contents = zip(file.images, file.rows, file.dropped_rows, file.converted, strict=True)
+        for (path, image_id, size), rows, dropped, converted in contents:
             entry = ListedImage(path, str(source), image_id, size, rows=rows, dropped_rows=dropped)
-            listed.append(entry)
+            listed.append(entry._replace(converted=converted))
         return SourceImages(listed, file.problems, file.category_ids)
 
     def rows(self, image: ListedImage, size: tuple[int, int], _: Sequence[str]) -> ImageRows:
         rows, problems = rows_inside(image.rows, size, printable(image.label_file))
-        return ImageRows(rows, problems, boxes=[row.corners for row in image.rows])
+        boxes = [row.corners for row in image.rows]
+        return ImageRows(rows, problems, converted=image.converted, boxes=boxes)
 
 
 def images_root(file: Path, file_names: Sequence[str]) -> Path:
@@ -317,8 +320,9 @@ def _rows(
     categories: dict[int, str],
     class_by_category: dict[int, int],
     problems: list[Problem],
-) -> tuple[list[list[LabelRow]], list[int]]:
-    """Return the rows of each image, and the number of its annotations that were dropped.
+) -> tuple[list[list[LabelRow]], list[int], list[Counter[str]]]:
+    """Return for each image its rows, the number of annotations that were dropped, and the shapes
+    of which only the box is kept.
 
     Args:
         file: the COCO JSON.
@@ -333,6 +337,7 @@ def _rows(
     """
     rows: list[list[LabelRow]] = [[] for _ in listing.images]
     dropped = [0] * len(listing.images)
+    converted: list[Counter[str]] = [Counter() for _ in listing.images]
     for position, entry in enumerate(entries):
         number = _annotation_number(entry, position)
         where = f"{printable(file)} {_place(number)}"
@@ -359,13 +364,22 @@ def _rows(
 
         # The polygon, and notes.
         points = None
+        if shape := _lost_shape(entry.get("segmentation")):
+            converted[index][shape] += 1
         if not row.crowd:
             points, reason = _polygon(entry.get("segmentation"), row.box_xywh)
             if reason:
                 problems.append(Problem(POLYGON_DROPPED, where, reason))
         _note_area(entry, row, where, problems)
         rows[index].append(row._replace(points=points))
-    return rows, dropped
+    return rows, dropped, converted
+
+
+def _lost_shape(segmentation: Any) -> str:
+    """Return the shape of a segmentation of which only the box is kept, "" for others."""
+    if isinstance(segmentation, dict) and segmentation:
+        return RUN_LENGTHS
+    return PARTS if isinstance(segmentation, list) and len(segmentation) > 1 else ""
 
 
 def _without_duplicates(

@@ -46,6 +46,9 @@ from utils.images.decode import is_image_name, read_bytes
 from utils.printable import counted, excerpt, printable
 
 TOLERANCE = 0.01  # fraction of the image side by which a coordinate may be outside; it is clipped
+# the same of the four corners of a turned rectangle: at the border of an image some are outside
+CORNER_TOLERANCE = 1.0
+FOUR_CORNERS = 8  # numbers
 # fraction of the image side by which rounding to six digits may overshoot; not clipped
 ROUNDING = 1e-5
 MOST_FRACTION = 2  # larger coordinates are hardly fractions
@@ -313,9 +316,9 @@ def parse_label_file(
         box_row_length: rows of so many values are a box and values that are left out; 0: none are.
 
     Five values are a class and a box, an odd number of at least 7 values is a class and a polygon.
-    Coordinates up to 1 % outside the image and boxes that extend past its edge are clipped; both
-    are reported if they move by more than rounding. Raises ClassNumberError with file and line if a
-    class is not in 0..num_classes-1.
+    Coordinates up to 1 % outside the image are clipped, those of four corners up to its side, and
+    so are boxes that extend past its edge; all are reported if they move by more than rounding.
+    Raises ClassNumberError with file and line if a class is not in 0..num_classes-1.
     """
     in_utf_16 = rows_in_utf_16(data, file)
     if in_utf_16 is not None:
@@ -451,9 +454,10 @@ def _row(
 ) -> tuple[LabelRow, float]:
     """Return the row in pixels, and how far it was outside, as a fraction of the image side."""
     low, high = min(coordinates), max(coordinates)
-    if low < -TOLERANCE or high > 1 + TOLERANCE:
-        worst = low if low < -TOLERANCE else high
-        reason = f"coordinate {worst:g} is outside 0-1 by more than {TOLERANCE:.0%}"
+    tolerance = CORNER_TOLERANCE if len(coordinates) == FOUR_CORNERS else TOLERANCE
+    if low < -tolerance or high > 1 + tolerance:
+        worst = low if low < -tolerance else high
+        reason = f"coordinate {worst:g} is outside 0-1 by more than {tolerance:.0%}"
         if worst > MOST_FRACTION:
             reason += "; is it in pixels? YOLO's are fractions of the image"
         raise BadRowError(reason)

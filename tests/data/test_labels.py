@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ from data.report import (
     ROW_DUPLICATE,
     ROW_WITHOUT_IMAGE,
 )
+from data.scan import scan
 
 SIZE = (200, 100)  # width, height
 
@@ -698,3 +700,44 @@ def test_inconsistent_label_arrays_are_rejected() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Labels(**(arrays | {name: wrong}))
+
+
+def test_corners_of_a_turned_rectangle_are_clipped_as_in_dota(tmp_path: Path) -> None:
+    """A corner is a tenth of the image outside: the object is kept, and clipped."""
+    corners = [(0.9, 0.2), (1.1, 0.4), (1.0, 0.5), (0.8, 0.3)]
+    rows = []
+    for name, scale, text in (("yolo", (1, 1), "0 {}"), ("dota", SIZE, "{} cat 0")):
+        folder = tmp_path / name / "images"
+        folder.mkdir(parents=True)
+        cv2.imwrite(str(folder / "a.png"), np.zeros((SIZE[1], SIZE[0], 3), np.uint8))
+        labels = folder.with_name("labels" if name == "yolo" else "labelTxt")
+        labels.mkdir()
+        values = [
+            value * side for point in corners for value, side in zip(point, scale, strict=True)
+        ]
+        (labels / "a.txt").write_text(text.format(" ".join(f"{value:g}" for value in values)))
+        found, report = scan([folder], ["cat"])
+        assert dict(report.problem_counts) == {ROW_CLIPPED: 1}
+        assert report.problems[0].reason == "was outside the image by 10.00% of its side"
+        rows.append(found)
+    yolo, dota = rows
+    assert yolo.boxes_xywh.round(6).tolist() == [[160, 20, 40, 30]]
+    assert dota.boxes_xywh.round(6).tolist() == [[160, 20, 40, 30]]
+    np.testing.assert_allclose(yolo.points, [(180, 20), (200, 40), (200, 50), (160, 30)], atol=1e-4)
+    np.testing.assert_allclose(dota.points, yolo.points, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("0 -.1 .1 .2 .1 .2 .3 .1 .3 .1 .2", "coordinate -0.1 is outside 0-1 by more than 1%"),
+        ("0 .1 .1 .2 .1 .2 .3 2.5 .3", "outside 0-1 by more than 100%; is it in pixels?"),
+        ("0 1.1 .1 1.2 .1 1.2 .3 1.1 .3", "empty inside the image"),
+    ],
+)
+def test_other_corners_outside_are_dropped(row: str, reason: str) -> None:
+    rows, problems = parse(row)
+    assert rows == []
+    ((kind, text),) = problems
+    assert kind == ROW_DROPPED
+    assert reason in text

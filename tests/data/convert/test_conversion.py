@@ -239,6 +239,21 @@ def test_odd_file_names_become_names_that_every_reader_finds(tmp_path, kind):
     }
 
 
+def test_outlines_of_which_only_the_box_is_kept_are_counted(tmp_path, capsys):
+    source = coco_set(tmp_path / "source")
+    file = source / "train" / "instances_train.json"
+    document = json.loads(file.read_text())
+    first, second, *_ = document["annotations"]
+    first["segmentation"] = [[1, 1, 5, 1, 5, 5], [6, 6, 8, 6, 8, 8]]
+    second["segmentation"] = {"counts": [3, 4], "size": [7, 1]}
+    file.write_text(json.dumps(document))
+    converted(source, tmp_path / "out", "--to", "coco", "--cache-dir", tmp_path / "cache")
+    said = capsys.readouterr().out
+    assert ", 1 from multi-part outlines, 1 from run-length masks" in said
+    assert "written as its box only: 1 multi-part outline\n" in said
+    assert "written as its box only: 1 run-length mask\n" in said
+
+
 def test_many_images_with_one_name_take_no_quadratic_time():
     names = ImageNames()
     found = {names.name("frame.jpg") for _ in range(20_000)}  # a minute, if it were
