@@ -40,6 +40,7 @@ from utils.command_line.yolov5_flags import HINTS, NOT_IN_DETECT
 from utils.flags import (
     FlagParser,
     add_tile_flags,
+    ambiguous_classes_note,
     check_command_line,
     check_image_size,
     check_lowest,
@@ -200,7 +201,6 @@ from data.formats.writers.detections import DetectionLabels
 from data.layouts import images_to_detect_in
 from data.sources import VIDEO_SUFFIXES, is_live, open_source
 from models import HighestScore, LoadedDetector, ReachedLimits, count_text, load
-from utils.class_choice import ambiguous_classes_note
 from utils.distributed.devices import describe
 from utils.distributed.launch import read_rank_info
 from utils.files import checkpoint_file

@@ -205,7 +205,7 @@ from models.export.onnx.write import HIGHEST_OPSET, LOWEST_OPSET
 from models.export.registry import require_packages
 from models.loading import description, loaded_from_metadata
 from models.weights.kestrel import digest, load_detector
-from training.evaluated_classes import choose_evaluated_classes
+from training.check.evaluated_classes import choose_evaluated_classes
 from training.evaluation import evaluate_split
 from utils import __version__
 from utils.distributed.devices import loader_workers, pick_devices

@@ -70,6 +70,7 @@ class Report:
     # sentences about all labels of a source, which are stored with the scan
     source_warnings: tuple[str, ...] = ()
     source_notes: tuple[str, ...] = ()  # likewise, of what may be on purpose
+    no_objects: str = ""  # why there is nothing to learn from, for which a training is refused
     long_rows: str = ""  # what rows of YOLO with more values than a box are
     # the number of boxes that were something else, by its name, such as "polygon"
     converted: tuple[tuple[str, int], ...] = ()

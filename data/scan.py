@@ -21,8 +21,6 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
-from data.formats.box_units import BoxesAsRead
-from data.formats.ignored_objects import ignored_text
 from data.formats.image_finder import ImageFinder
 from data.formats.listing_reader import ListingReader
 from data.formats.resized import Size, fit_rows
@@ -49,6 +47,8 @@ from data.report import (
     counts_of,
     first_of,
 )
+from data.sanity.box_units import BoxesAsRead
+from data.sanity.ignored_objects import ignored_text
 from utils.files.fingerprint import digest_of_contents, digest_of_states
 from utils.images.bit_depth import bit_depth
 from utils.images.decode import (
@@ -290,9 +290,10 @@ def scan(
         hint = BEGINS_AT_1 if begins_at_1 else ""
         raise ValueError(f"{error}{hint}") from None
     if labels.crowd.all():  # true also for no rows at all
+        reason = _no_labels(labels, listed, report)
         if require_labels:
-            raise EmptySplitError(_no_labels(labels, listed, report))
-        return labels, listed.complete(report, state, long_rows)
+            raise EmptySplitError(reason)
+        return labels, listed.complete(replace(report, no_objects=reason), state, long_rows)
     if unread:
         state = f"not cached: {counted(unread, 'image')} could not be read this time"
     elif cache_dir is not None:
@@ -643,8 +644,8 @@ def _about_sources(
 ) -> tuple[list[str], list[str]]:
     """Return what looks like a mistake in the labels of sources as a whole, and what may be one."""
     reader_of = {found.source: found.reader for found in listed.first.values()}
-    warnings = []
-    notes = []
+    warnings: list[str] = []
+    notes: list[str] = []
     for source, totals in totals_of.items():
         where = printable(source)
         if warning := totals.boxes.warning():

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.alike_names import alike_names_note
 from data.balance.draws import Draws
 from data.balance.mixing import describe_weights, weights_of_images
 from data.balance.repeat_factors import class_factors, describe_factors, image_factors
@@ -19,12 +18,13 @@ from data.labels import Labels
 from data.layouts import Choices, open_data
 from data.layouts.written import copy_to
 from data.report import Report, counts_of
+from data.sanity.alike_names import alike_names_note
+from data.sanity.shared_images import ImageFile, files_of, shared_images
 from data.scan import EmptySplitError, rows_differ, scan
-from data.shared_images import ImageFile, files_of, shared_images
 from data.tiles.labels import TiledLabels, tile_labels
-from utils.class_choice import ambiguous_classes_note, class_ids
 from utils.distributed.world import World
 from utils.files.folders import RUN_DATA, cache_folder, make_folder
+from utils.flags import ambiguous_classes_note, class_ids
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable
@@ -337,8 +337,8 @@ class Dataset:
         files = self._files[split] = files_of(labels)
         for other, other_files in self._files.items():
             shared = shared_images(files, other_files)
-            if other != split and shared.count:
-                images = f"{shared.count:,} of {counted(len(labels), 'image')} also in {other}"
+            if other != split and shared.images:
+                images = f"{shared.images:,} of {counted(len(labels), 'image')} also in {other}"
                 copies = f", {shared.copies:,} as copies" if shared.copies else ""
                 say(f"{split}: {images}{copies}: new images will give worse metrics")
 

@@ -12,6 +12,7 @@ from utils.lazy_listing import lazy_listing
 if TYPE_CHECKING:
     from training.batch_size.autobatch import memory_advice
     from training.batch_size.find import find_batch_size
+    from training.check.evaluated_classes import choose_evaluated_classes
     from training.checkpoints.manager import CheckpointManager
     from training.checkpoints.preemption import SaveTrigger
     from training.checkpoints.status import RunStatus
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from training.distillation.distillation import open_distillation
     from training.distillation.teacher_file import read_teacher
     from training.ema import EMA
-    from training.evaluated_classes import choose_evaluated_classes
     from training.evaluation import (
         SplitPredictions,
         evaluate_best,
@@ -62,7 +62,7 @@ __all__, __getattr__ = lazy_listing(
         "distillation.distillation": ["open_distillation"],
         "distillation.teacher_file": ["read_teacher"],
         "ema": ["EMA"],
-        "evaluated_classes": ["choose_evaluated_classes"],
+        "check.evaluated_classes": ["choose_evaluated_classes"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
         "freezing": ["freeze", "set_training"],
         "nonfinite": [

@@ -59,6 +59,19 @@ def class_counts(examined: Examined) -> np.ndarray:
     return np.array(counts, np.int64)
 
 
+def check_splits(examined: Examined) -> list[Finding]:
+    """Return the splits without an object, which train.py and val.py refuse."""
+    refused = [split for split in examined.splits if split.report.no_objects]
+    if not refused:
+        return []
+    examples = tuple(Example(split.name, split.report.no_objects) for split in refused)
+    advice = "label their images, or see where the labels should be: train.py refuses such data"
+    title = "without an object to learn from"
+    return [
+        Finding("splits-without-objects", ERROR, "split", title, len(refused), advice, examples)
+    ]
+
+
 def check_classes(examined: Examined) -> list[Finding]:
     """Return the classes that a split lacks, or that have few boxes."""
     counts = dict(

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from data.check.anchors import anchor_table
 from data.check.boxes import check_boxes, size_table
 from data.check.copies import check_copies, find_copies
-from data.check.counts import check_classes, class_counts_table, split_table
+from data.check.counts import check_classes, check_splits, class_counts_table, split_table
 from data.check.files import check_files
 from data.check.findings import Diagnosis
 from data.check.reading import Examined
@@ -48,6 +48,7 @@ def diagnose(examined: Examined, cache: Path | None, *, progress: bool = False) 
     looked_at = _bar("copies", None, progress)
     within, across = find_copies(paths, examined.split_numbers(), thumbnails, threads, looked_at)
 
+    diagnosis.findings += check_splits(examined)
     diagnosis.findings += check_files(examined)
     diagnosis.findings += check_copies(examined, paths, within, across)
     diagnosis.findings += check_unlabeled(examined, paths, thumbnails, [*across, *within])

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data.formats.base import ClassNames, ImageRows, shown_names
-from data.formats.box_units import Corners
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from data.sanity.box_units import Corners
 from utils.printable import counted, excerpt
 
 # The shapes of objects. All become upright boxes.

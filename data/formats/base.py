@@ -4,9 +4,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from data.formats.box_units import Corners
 from data.labels import LabelRow
 from data.report import Problem
+from data.sanity.box_units import Corners
 from utils.printable import excerpt
 
 SHOWN_NAMES = 300  # characters
@@ -59,7 +59,7 @@ class ImageRows(NamedTuple):
     declared_size: tuple[int, int] | None = None
     # the number of rows that were no upright boxes, by their shape, such as "polygon"
     converted: Mapping[str, int] = {}
-    # as they were read, in pixels, before any was clipped or dropped (data/formats/box_units.py);
+    # as they were read, in pixels, before any was clipped or dropped (data/sanity/box_units.py);
     # none are left unchecked
     boxes: Sequence[Corners] = []
 

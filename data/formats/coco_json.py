@@ -13,7 +13,6 @@ import numpy as np
 from data.formats.annotations import PARTS, RUN_LENGTHS
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages
 from data.formats.coco_categories import read_categories
-from data.formats.ignored_objects import COCO_TITLE
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
 from data.formats.json_files import brief, no_whole_number, read_json, whole_number
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
@@ -27,6 +26,7 @@ from data.report import (
     ROW_WITHOUT_IMAGE,
     Problem,
 )
+from data.sanity.ignored_objects import COCO_TITLE
 from utils.printable import counted, excerpt, printable
 
 MAX_PIXELS = 1e7  # along one side; larger coordinates are invalid

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.formats.box_units import Corners
 from data.labels import LabelRow
 from data.report import LABELS_RESIZED, LABELS_TURNED
+from data.sanity.box_units import Corners
 from utils.images.orientation import TURNS
 
 Size = tuple[int, int]  # width and height

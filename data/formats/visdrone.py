@@ -17,11 +17,11 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
-from data.formats.box_units import Corners
 from data.formats.yolo_txt import BYTE_ORDER_MARK, has_yolo_labels, label_bytes, rows_in_utf_16
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from data.sanity.box_units import Corners
 from utils.printable import excerpt, printable
 
 ROW = re.compile(rb"\s*-?\d{1,7}(,-?\d{1,7}){7},?\s*")

@@ -21,7 +21,6 @@ from data.formats.base import (
     SourceImages,
     UnreadableLabelsError,
 )
-from data.formats.box_units import Corners
 from data.formats.image_finder import LABEL_STUDIO_PREFIX, name_key
 from data.formats.name_lists import NAME_LISTS, lists_in, require_same_names
 from data.formats.voc.folders import first_xml
@@ -42,6 +41,7 @@ from data.report import (
     VALUES_LEFT_OUT,
     Problem,
 )
+from data.sanity.box_units import Corners
 from utils.images.decode import is_image_name, read_bytes
 from utils.printable import counted, excerpt, printable
 

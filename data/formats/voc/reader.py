@@ -17,7 +17,6 @@ from data.formats.base import (
     UnreadableLabelsError,
     shown_names,
 )
-from data.formats.box_units import Corners
 from data.formats.voc.annotation import (
     CORNERS,
     MAX_BYTES,
@@ -38,6 +37,7 @@ from data.formats.yolo_txt import has_yolo_labels, label_bytes
 from data.images import find_images, walk_images
 from data.labels import MIN_BOX_SIDE, BadRowError, LabelRow
 from data.report import ROW_CLIPPED, ROW_DROPPED, ROW_DUPLICATE, Problem
+from data.sanity.box_units import Corners
 from utils.printable import excerpt, printable
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

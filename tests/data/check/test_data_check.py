@@ -22,6 +22,7 @@ from data.check.text import lines_of
 from data.check.unlabeled import guess_unlabeled
 from data.labels import LabelRow, LabelsBuilder
 from data.layouts.similar import thumbnail_of
+from data.scan import scan
 from models.tables.read import read_table
 from training.settings.recipe import choose_recipe
 
@@ -244,7 +245,17 @@ def test_data_without_a_box_are_looked_at(tmp_path):
     assert diagnosis.splits == {"train": 3}
     assert diagnosis.suggestions == []
     assert [table.title for table in diagnosis.tables] == ["Splits", "Boxes of each class"]
-    assert [found.check for found in diagnosis.findings] == ["classes-without-boxes"]
+    refusal, unused = diagnosis.findings
+    assert (refusal.check, refusal.level) == ("splits-without-objects", "error")
+    assert unused.check == "classes-without-boxes"
+
+    # train.py refuses them with the same reason.
+    (example,) = refusal.examples
+    with pytest.raises(ValueError) as caught:
+        scan([file.parent / "images" / "train"], ["cat"])
+    assert example.what == str(caught.value)
+    with pytest.raises(ValueError, match=r"--strict: .*: 1 split without an object to learn from"):
+        check(file, tmp_path, "--strict")
 
 
 def test_data_with_ignore_regions_only_are_looked_at(tmp_path):
@@ -260,6 +271,9 @@ def test_data_with_ignore_regions_only_are_looked_at(tmp_path):
     diagnosis = check(file, tmp_path)
     assert diagnosis.suggestions == []
     assert [table.title for table in diagnosis.tables] == ["Splits", "Boxes of each class"]
+    found = {finding.check: finding.examples[0].what for finding in diagnosis.findings}
+    assert "1 of 1 object marked as ignored" in found["splits-without-objects"]
+    assert "1 of 1 object marked as ignored" in found["labels-suspicious"]
 
 
 def test_classes_whose_long_names_begin_alike_are_two(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from data import Choices, open_dataset
 from data.scan import scan
 from tests.data.balance.test_mixing import CPU
-from tests.data.formats.test_box_units import images
+from tests.data.sanity.test_box_units import images
 from tests.support.data_sets import image_folder
 
 HOW = (

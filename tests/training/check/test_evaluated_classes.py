@@ -1,4 +1,4 @@
-"""training/evaluated_classes.py: which classes of data a model is evaluated on."""
+"""training/check/evaluated_classes.py: which classes of data a model is evaluated on."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from data.splits import Dataset, open_dataset
 from models.export.metadata import ExportedModel
 from tests.data.balance.test_mixing import CPU
 from tests.support.data_sets import image_folder
-from training.evaluated_classes import choose_evaluated_classes
+from training.check.evaluated_classes import choose_evaluated_classes
 
 DICE = "1\n2\n3\n"
 

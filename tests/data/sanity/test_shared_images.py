@@ -1,12 +1,12 @@
-"""data/shared_images.py: images that two splits share."""
+"""data/sanity/shared_images.py: images that two splits share."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from data import shared_images as module
-from data.shared_images import ImageFile, SharedImages, shared_images
+from data.sanity import shared_images as module
+from data.sanity.shared_images import ImageFile, SharedImages, shared_images
 
 LONG = bytes(range(256)) * 200  # longer than all samples
 

@@ -1,4 +1,4 @@
-"""data/formats/box_units.py: boxes in another unit or form than their format has."""
+"""data/sanity/box_units.py: boxes in another unit or form than their format has."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.formats.box_units import unit_warning
+from data.sanity.box_units import unit_warning
 from data.scan import scan
 from tests.support.data_sets import opened
 

@@ -35,7 +35,7 @@ class ImageFile(NamedTuple):
 class SharedImages(NamedTuple):
     """How many images of a split are also in another one, and how many of these are copies."""
 
-    count: int
+    images: int
     copies: int
 
 

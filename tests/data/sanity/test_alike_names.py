@@ -1,9 +1,9 @@
-"""data/alike_names.py: class names that are hardly two classes."""
+"""data/sanity/alike_names.py: class names that are hardly two classes."""
 
 import pytest
 
-from data.alike_names import alike_names_note
 from data.layouts import Choices
+from data.sanity.alike_names import alike_names_note
 from data.splits import open_dataset
 from tests.data.balance.test_mixing import CPU
 from tests.support.data_sets import image_folder

@@ -1,0 +1,1 @@
+"""What looks like a mistake in the labels or images of a source as a whole."""
