@@ -1,20 +1,24 @@
 """Shared fixtures: a tiny drawn data set, a tiny model, and one CPU thread so that sums have a
 fixed order.
+
+Fixtures import what they need: the process that hands out the tests runs none of them.
 """
 
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from tests.support.exporting import Exports
 from tests.support.scripted_server import Answer, Server
-from tests.support.tiny_data import draw_tiny_data
+
+if TYPE_CHECKING:
+    from tests.support.exporting import Exports
 
 MAX_PROCESSES = 8  # of 1 GB each
 
@@ -26,6 +30,27 @@ def pytest_xdist_auto_num_workers() -> int:
     a few cores of a large machine runs out of memory.
     """
     return min((os.cpu_count() or 1) + 1, MAX_PROCESSES)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    keep_compiled_modules(config)
+    if hasattr(config.option, "loadscopereorder"):  # newer versions of pytest-xdist
+        config.option.loadscopereorder = False  # the order of pytest_collection_modifyitems
+
+
+def keep_compiled_modules(config: pytest.Config) -> None:
+    """Let the test processes, and those that they start, share compiled modules where the
+    environment (PYTHONDONTWRITEBYTECODE) forbids to write them beside their sources.
+
+    Otherwise hundreds of processes would compile Kestrel and torch again, for seconds each.
+    """
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
+    if sys.dont_write_bytecode and cache is not None:
+        folder = str(cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +69,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -62,6 +89,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data YAML of 8 drawn images with 2 or 3 objects each, the same for training and
     validation.
     """
+    from tests.support.tiny_data import draw_tiny_data
+
     return draw_tiny_data(tmp_path_factory.mktemp("data"))
 
 
@@ -79,8 +108,10 @@ def micro_model() -> str:
 
 
 @pytest.fixture(scope="session")
-def exports(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+def exports(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> "Exports":
     """exports("onnx", "--nms") is the path of a file that export.py has written."""
+    from tests.support.exporting import Exports
+
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of the whole test run

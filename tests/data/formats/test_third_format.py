@@ -16,8 +16,8 @@ from data.formats.yolo_txt import YoloText
 from data.labels import LabelRow
 from data.report import ROW_DROPPED, Problem
 from data.scan import scan
-from tests.conftest import draw_tiny_data
 from tests.data.test_labels import assert_same
+from tests.support.tiny_data import draw_tiny_data
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
