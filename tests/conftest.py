@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from tests.support.exporting import Exports
 
 MAX_PROCESSES = 8  # of 1 GB each
+# The files that take more than a minute, longest first.
+LONGEST = (
+    "test_families.py",
+    "test_docs.py",
+    "test_export_formats.py",
+    "test_processes.py",
+    "test_no_network.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,9 +53,9 @@ def keep_compiled_modules(config: pytest.Config) -> None:
 
     Otherwise hundreds of processes would compile Kestrel and torch again, for seconds each.
     """
-    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
-    if sys.dont_write_bytecode and cache is not None:
-        folder = str(cache.mkdir("bytecode"))
+    kept = getattr(config, "cache", None)  # None with -p no:cacheprovider
+    if sys.dont_write_bytecode and kept is not None:
+        folder = str(kept.mkdir("bytecode"))
         sys.dont_write_bytecode = False
         sys.pycache_prefix = folder
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -54,9 +63,16 @@ def keep_compiled_modules(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with many slow tests first, so that no process is left with one at the end."""
+    """Run the longest files first, then those with many slow tests, so that no process is left with
+    one at the end.
+    """
     slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow_tests[item.path])
+    places = {name: place for place, name in enumerate(LONGEST)}
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        return places.get(item.path.name, len(LONGEST)), -slow_tests[item.path]
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
@@ -108,7 +124,22 @@ def micro_model() -> str:
 
 
 @pytest.fixture(scope="session")
-def exports(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> "Exports":
+def onnx_functions() -> Iterator[None]:
+    """torch reads the sources of its 500 ONNX functions once, and not for each export: a quarter of
+    the time of a small one.
+    """
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        read_once = cache(ONNXRegistry.from_torchlib)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(read_once))
+        yield
+
+
+@pytest.fixture(scope="session")
+def exports(
+    onnx_functions: None, micro_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> "Exports":
     """exports("onnx", "--nms") is the path of a file that export.py has written."""
     from tests.support.exporting import Exports
 
