@@ -4,10 +4,10 @@ B images of H x W pixels, N predictions per image, C classes, D detections per i
 K candidates per image, M candidates above the confidence in the whole batch.
 """
 
+import importlib
 from dataclasses import dataclass
 
 import torch
-import torchvision  # noqa: F401  # registers how its nms is traced
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -103,8 +103,10 @@ def non_max_suppression_graph(boxes_xyxy: Tensor, scores: Tensor, nms: Suppressi
 
 def export_graph(detector: Detector, nms: Suppression | None) -> RawGraph | DetectionsGraph:
     """Return the module to export, in eval mode."""
-    graph = RawGraph(detector) if nms is None else DetectionsGraph(detector, nms)
-    return graph.eval()
+    if nms is None:
+        return RawGraph(detector).eval()
+    importlib.import_module("torchvision")  # seconds; registers how its nms is traced
+    return DetectionsGraph(detector, nms).eval()
 
 
 def halve(detector: Detector) -> Detector:

@@ -30,6 +30,7 @@ PRELOADED = [
     "detect",
     "export",
     "utils.plots.canvas",
+    "torch._dynamo",  # which optimizers import, for seconds
     "pytest",
     "tests.support.processes",
     "torch.distributed.run",
