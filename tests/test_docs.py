@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -46,7 +47,7 @@ from models.loading import load_backend
 from models.predict import Predictor
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
-from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint
+from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint, short_table
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from tests.support.yolox import to_yolox_state
 from training.check import __main__ as training_check
@@ -506,6 +507,7 @@ def write_named_files(words: list[str], finished: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onnx_functions")
 def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
     """All trainings, validations and detections of the pages, on tiny data. Modes of several
     devices run on one CPU.
@@ -613,9 +615,12 @@ def test_documented_command_trains_on_an_export(words, small, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onnx_functions")
 def test_documented_export_commands_run(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_in_process(["python", "train.py"], small)
+    """Of a model with one level, whose graph is traced soonest."""
+    finished = tmp_path / "finished"
+    (finished / "weights").mkdir(parents=True)
+    save_checkpoint(finished / "weights" / "best.pt", lively_detector(short_table()))
     data, cache = (
         small["val.py"][small["val.py"].index(flag) + 1] for flag in ("--data", "--cache-dir")
     )
@@ -629,7 +634,7 @@ def test_documented_export_commands_run(small, tmp_path, monkeypatch):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        write_named_files(words, tmp_path / "runs/train/exp")
+        write_named_files(words, finished)
         flags = ["--img", "64", "--data", data, "--cache-dir", cache, "--workers", "0"]
         try:
             export.run_script([*words[2:], *flags])
@@ -968,8 +973,16 @@ def path_exists(path: str) -> bool:
     if "*" in bare:
         return bool(list(ROOT.glob(bare)))
     if "/" not in bare and bare.endswith(".py"):  # by its name alone, in any folder
-        return bool(list(ROOT.glob(f"**/{bare}")))
+        return bare in script_names()
     return (ROOT / bare).exists()
+
+
+@cache
+def script_names() -> set[str]:
+    """The names of all Python files; no folder of a cache or an environment is looked through."""
+    folders = [folder for folder in ROOT.iterdir() if not folder.name.startswith((".", "venv"))]
+    files = [*ROOT.glob("*.py"), *(file for folder in folders for file in folder.glob("**/*.py"))]
+    return {file.name for file in files}
 
 
 def paths_of(page: Path) -> Iterator[str]:

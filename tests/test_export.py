@@ -382,6 +382,7 @@ def test_model_of_tiles_is_calibrated_and_measured_on_tiles(detector, tiny_data,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onnx_functions")
 def test_8_bit_export_prints_the_loss(run, tmp_path, tiny_data, capsys):
     """On the data of the checkpoint, for each format."""
     names = installed("onnx", "openvino", int8=True)

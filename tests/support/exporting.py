@@ -36,6 +36,17 @@ def micro_table(head: str, *arguments: object) -> dict[str, Any]:
     return table
 
 
+def short_table() -> dict[str, Any]:
+    """The table of micro.yaml with its first level only, for tests whose subject is not the
+    graph.
+    """
+    table = read_table(MICRO)
+    table["anchors"] = table["anchors"][:1]
+    table["backbone"] = table["backbone"][:3]
+    table["head"] = [[[2], 1, "Detect", ["nc", "anchors"]]]
+    return table
+
+
 def lively_detector(table: str | Mapping[str, Any], seed: int = 0) -> Detector:
     """A detector with random weights whose boxes and scores vary with the image."""
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from models import build_model
 from models.blocks.registry import LAYERS
 from models.detector import Detector
 from models.export import FORMATS
+from models.export import graph as graph_module
 from models.export.compare import ReferenceBackend, compare
-from models.export.graph import Export, halve
+from models.export.graph import Export, export_graph, halve
 from models.export.metadata import ExportedModel, Suppression
 from models.export.quiet import quiet
 from models.export.torchscript.code import check_code
@@ -23,7 +25,9 @@ from models.head_registry import HEADS
 from models.loading import load_backend
 from models.tables.read import read_table
 from tests.support.anchor_free import FAMILY
-from tests.support.exporting import MICRO, NAMES, lively_detector, micro_table
+from tests.support.exporting import NAMES, lively_detector, micro_table, short_table
+
+pytestmark = pytest.mark.usefixtures("onnx_functions")
 
 CPU = torch.device("cpu")
 EVERY_LAYER = Path(__file__).parents[2] / "tables" / "every_layer.yaml"
@@ -47,17 +51,6 @@ GRAPH_FIELDS: dict[str, dict[str, Any]] = {
     "GroupedDistanceDetect": {},  # any size
     "AnchorFree": FIXED_SIZE,
 }
-
-
-def short_table() -> dict[str, Any]:
-    """The table of micro.yaml with its first level only, for tests whose subject is not the
-    graph.
-    """
-    table = read_table(MICRO)
-    table["anchors"] = table["anchors"][:1]
-    table["backbone"] = table["backbone"][:3]
-    table["head"] = [[[2], 1, "Detect", ["nc", "anchors"]]]
-    return table
 
 
 def writer(table: str | dict[str, Any], **fields: object) -> Writer:
@@ -108,6 +101,17 @@ def test_every_layer_and_head_is_exported():
     assert {row[2] for row in rows} >= {*LAYERS, *HEADS} - {"Detect", "TimmBackbone"}
 
 
+def test_only_a_graph_with_suppression_imports_torchvision(micro_model, monkeypatch):
+    """Its package takes seconds to import."""
+    imported: list[str] = []
+    monkeypatch.setattr(graph_module, "importlib", SimpleNamespace(import_module=imported.append))
+    assert "torchvision" not in vars(graph_module)
+    detector = lively_detector(micro_model)
+    for nms, expected in ((None, []), (NMS, ["torchvision"])):
+        export_graph(detector, nms)
+        assert imported == expected
+
+
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("nms", [None, NMS])
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -141,11 +145,14 @@ def test_graphs_are_exported_to_other_formats(graph, tmp_path):
     ids=lambda row: row[1],
 )
 def test_backbones_are_exported_to_all_formats(row, tmp_path):
+    """Those of torchvision up to stride 8: their later stages have no other kind of module."""
     kind, name = row
+    levels = [4, 8]
     if kind == "TimmBackbone":
         pytest.importorskip("timm", reason="an optional package")
+        levels = [16, 32]  # it has no part of a network
     table = read_table(BACKBONE)
-    table["backbone"][1] = [-1, 1, kind, [name, [16, 32]]]
+    table["backbone"][1] = [-1, 1, kind, [name, levels]]
     detector = lively_detector(table)
     detector.layers[1] = build_model(table, 3).eval().layers[1]  # residual networks would overflow
     written = writer_of(detector, **FIXED_SIZE)
