@@ -36,11 +36,11 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
+from utils.command_line.class_choice import ambiguous_classes_note
 from utils.command_line.yolov5_flags import HINTS, NOT_IN_DETECT
 from utils.flags import (
     FlagParser,
     add_tile_flags,
-    ambiguous_classes_note,
     check_command_line,
     check_image_size,
     check_lowest,

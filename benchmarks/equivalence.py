@@ -44,7 +44,7 @@ from data.shapes.generate import generate
 from models import Detector
 from tests.support.launching import TORCHRUN
 from tests.support.processes import FAULTS
-from training.ema import EMA
+from training.averages.ema import EMA
 from utils.distributed.launch import Launch
 from utils.distributed.session import distributed_session
 from utils.distributed.world import World

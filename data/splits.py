@@ -22,9 +22,9 @@ from data.sanity.alike_names import alike_names_note
 from data.sanity.shared_images import ImageFile, files_of, shared_images
 from data.scan import EmptySplitError, rows_differ, scan
 from data.tiles.labels import TiledLabels, tile_labels
+from utils.command_line.class_choice import ambiguous_classes_note, class_ids
 from utils.distributed.world import World
 from utils.files.folders import RUN_DATA, cache_folder, make_folder
-from utils.flags import ambiguous_classes_note, class_ids
 from utils.images.tiles import DEFAULT_OVERLAP, Tiling, open_tiling
 from utils.log import Say, say_nothing
 from utils.printable import counted, printable

@@ -17,9 +17,10 @@ from models.loading import canvas_for, combine, fixed_settings_note, join_names,
 from models.predict import Predictor
 from models.result import Result
 from models.tiled import TiledPredictor
+from utils.command_line.class_choice import class_ids
 from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
-from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE, class_ids
+from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE
 from utils.images.detections import ImageDetections
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable

@@ -47,9 +47,9 @@ from tests.support.meta_device import (
     fused_on_meta,
     use_fused,
 )
+from training.averages.ema import EMA
 from training.checkpoints.preemption import SaveTrigger
 from training.distillation.teacher import Teacher
-from training.ema import EMA
 from training.freezing import freeze, set_training
 from training.global_batch import GlobalBatch
 from training.optimizers import build_optimizer

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from utils.lazy_listing import lazy_listing
 
 if TYPE_CHECKING:
+    from training.averages.ema import EMA
     from training.batch_size.autobatch import memory_advice
     from training.batch_size.find import find_batch_size
     from training.check.evaluated_classes import choose_evaluated_classes
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from training.compiled_loss import compile_loss
     from training.distillation.distillation import open_distillation
     from training.distillation.teacher_file import read_teacher
-    from training.ema import EMA
     from training.evaluation import (
         SplitPredictions,
         evaluate_best,
@@ -61,7 +61,7 @@ __all__, __getattr__ = lazy_listing(
         "compiled_loss": ["compile_loss"],
         "distillation.distillation": ["open_distillation"],
         "distillation.teacher_file": ["read_teacher"],
-        "ema": ["EMA"],
+        "averages.ema": ["EMA"],
         "check.evaluated_classes": ["choose_evaluated_classes"],
         "evaluation": ["SplitPredictions", "evaluate_best", "evaluate_split", "predict_split"],
         "freezing": ["freeze", "set_training"],

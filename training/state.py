@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector
-from training.batch_norm import follow_short_run
+from training.averages.batch_norm import follow_short_run
+from training.averages.ema import EMA, ema_constants
 from training.checkpoints.contents import Checkpoint, Description
 from training.early_stopping import EarlyStopping
-from training.ema import EMA, ema_constants
 from training.global_batch import GlobalBatch
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizer, check_state, match_strides, restored_group

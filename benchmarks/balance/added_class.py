@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.report import add_report_flags, file_report, spread, table, versions
 from benchmarks.trainings.run import ROOT, Training, name_of, stop_on_signals, train
 from data.layouts import open_data
-from utils.flags import class_ids
+from utils.command_line.class_choice import class_ids
 from utils.printable import printable
 from utils.terminal import FaultError, run_and_exit
 

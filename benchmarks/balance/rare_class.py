@@ -39,8 +39,8 @@ from benchmarks.trainings.run import ROOT, Training, name_of, stop_on_signals, t
 from data.labels import Labels
 from data.layouts import open_data
 from data.splits import read_split
+from utils.command_line.class_choice import class_ids
 from utils.files.writers import write_text, write_yaml
-from utils.flags import class_ids
 from utils.printable import counted, printable
 from utils.terminal import FaultError, run_and_exit
 

@@ -46,7 +46,7 @@ from models import Detector
 from models.head_registry import HEADS
 from models.losses import anchor_based
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
-from training.ema import EMA
+from training.averages.ema import EMA
 from training.optimizers import build_optimizer
 from training.state import TrainState
 from utils.distributed.world import World

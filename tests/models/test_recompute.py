@@ -15,7 +15,7 @@ from models import build_model
 from models.blocks.convolutions import Conv
 from models.detector import Detector
 from models.recompute import preserve_batchnorm_statistics, recomputed
-from training.ema import EMA
+from training.averages.ema import EMA
 
 SIDE = 64
 

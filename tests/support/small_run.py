@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from data import Draws
+from training.averages.ema import EMA
 from training.checkpoints.contents import Description
 from training.checkpoints.manager import CheckpointManager
 from training.checkpoints.preemption import SaveTrigger
 from training.early_stopping import EarlyStopping
-from training.ema import EMA
 from training.global_batch import GlobalBatch
 from training.nonfinite import NonFiniteGuard
 from training.progress import EpochLosses, RunProgress

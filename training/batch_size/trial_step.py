@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from models.assign.targets import made_up_targets
 from models.detector import Detector
 from models.losses import Loss
+from training.averages.ema import EMA
 from training.batch_size.autobatch import initialize_state, is_out_of_memory
 from training.compiled_loss import compile_halves
-from training.ema import EMA
 from training.optimizers import build_optimizer
 from training.state import MAX_GRADIENT_NORM
 from utils.distributed.devices import tuned_convolutions

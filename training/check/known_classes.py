@@ -10,7 +10,7 @@ from data.splits import Dataset, class_names
 from models.backends import Backend
 from models.backends.combined import MergedClasses
 from models.loading import LoadedModel, combine, join_names
-from utils.flags import class_ids, is_number
+from utils.command_line.class_choice import class_ids, is_number
 from utils.printable import printable
 
 SHOWN_NAMES = 20

@@ -1,1 +1,1 @@
-"""The surroundings of a script: its streams, and flags that other programs call otherwise."""
+"""What a command line and its streams bring: chosen classes, arguments of other programs."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from models import LossGains, build_loss, build_model
+from training.averages.ema import EMA
 from training.batch_size import autobatch
 from training.batch_size.autobatch import (
     FinalTrial,
@@ -25,7 +26,6 @@ from training.batch_size.autobatch import (
     memory_budget,
     step_memory,
 )
-from training.ema import EMA
 from training.optimizers import build_optimizer
 from utils.terminal import FaultError
 

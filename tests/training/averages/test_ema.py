@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps.operations import operations, roots
-from training.ema import EMA, ema_constants
+from training.averages.ema import EMA, ema_constants
 from utils.distributed.replica import Replica
 from utils.distributed.world import World
 

@@ -23,9 +23,9 @@ def follow_short_run(model: nn.Module, batches: int) -> None:
 
     Statistics with momentum m average over about 1 / m batches. The models' 0.03 are 33 batches: in
     a run of 75 they would be those of weights of long ago, and validation would collapse while the
-    learning rate is high. The averaged model (training/ema.py) averages the statistics once more,
-    with the weights, so that those of a few batches are enough here. Runs of 3,334 batches and more
-    keep 0.03. Backbones of other libraries, some with 0.01, lag most.
+    learning rate is high. The averaged model averages the statistics once more, with the weights,
+    so that those of a few batches are enough here. Runs of 3,334 batches and more keep 0.03.
+    Backbones of other libraries, some with 0.01, lag most.
 
     model: changed in place; its table is not. A layer without a momentum averages over all batches,
     and is left. batches: of the whole run.

@@ -9,13 +9,13 @@ from torch import nn
 from models import Detector, build_model
 from models.blocks import Backbone
 from training import build_train_state
-from training.batch_norm import follow_short_run
+from training.averages.batch_norm import follow_short_run
 from training.freezing import freeze, set_training
 from training.global_batch import GlobalBatch
 from training.schedule import Schedule
 from utils.distributed.world import World
 
-BACKBONE = Path(__file__).parents[1] / "tables" / "backbone.yaml"
+BACKBONE = Path(__file__).parents[2] / "tables" / "backbone.yaml"
 
 
 def state_of(model: Detector, batches: int, *, sync_bn: bool = False) -> None:
