@@ -304,6 +304,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         parse(words, monkeypatch)
     elif script == "training.tune":
         monkeypatch.setattr("training.tune.flags.read_space", lambda path: ())
+        monkeypatch.setattr("training.tune.flags.require_space_file", lambda given: None)
         tune_command.parse_args(rest)
     elif script in SCRIPTS:
         with pytest.raises(SystemExit, match="0") if EXITS & {*rest} else nullcontext():
