@@ -46,6 +46,8 @@ def save_yolox(path: Path, detector: Detector) -> Path:
 
 
 def save_yolov9(path: Path, detector: Detector) -> Path:
+    """Round the detector as the file does, which has float16, and save it."""
+    detector.half()
     torch.save(yolov9.to_authors_state(detector), path)
     return path
 
