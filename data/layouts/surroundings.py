@@ -79,13 +79,18 @@ def _yamls_in(folder: Path) -> Iterator[Path]:
 
 def _has_images_in(spec: DataSpec, path: Path) -> bool:
     """Whether a path is one of the paths in a data YAML, or lies in one, or the other way round."""
-    real = path.resolve()
+    real = _real_path(path)
     for sources in spec.splits.values():
         for source in sources:
-            listed = source.resolve()
+            listed = _real_path(source)
             if real == listed or real.is_relative_to(listed) or listed.is_relative_to(real):
                 return True
     return False
+
+
+def _real_path(path: Path) -> Path:
+    """Return the path behind links; Path.resolve raises RuntimeError for a loop of them."""
+    return Path(os.path.realpath(path))
 
 
 def _first_image(path: Path) -> Path:

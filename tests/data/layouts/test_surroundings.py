@@ -56,6 +56,13 @@ def test_a_data_yaml_of_other_images_is_not_used(data_set, tmp_path):
     assert not [line for line in said if "data.yaml" in line]
 
 
+def test_a_loop_of_links_in_a_data_yaml_above_is_no_image_folder(data_set, tmp_path):
+    (data_set / "loop").symlink_to("loop")
+    (data_set / "data.yaml").write_text("train: loop\nval: loop\nnames: [cat, dog]\n")
+    names, _ = said_of(data_set / "train", cache=tmp_path / "cache")
+    assert names == ["0", "1"]
+
+
 def test_labels_outside_of_the_folder_are_said(data_set, tmp_path):
     sentence = f"{data_set}/train/images: labels are those in {data_set}/train/labels"
     for given, is_said in (("train/images", True), ("train", False)):
