@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from utils.files.misread_text import as_gb2312
 
 UTF_8_FLAG = 0x800
+UNIX = 3  # the `create_system` of Linux and macOS, whose file names are UTF-8
 STANDARD = "cp437"  # that `zipfile` decodes with; every byte is a letter of it
 
 
@@ -26,11 +27,13 @@ def names_in_zip(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
     ['图/a.png']
     """
     unmarked = []
+    is_of_unix = False
     for info in infos:
         name = info.orig_filename  # info.filename ends at a NUL
         if not info.flag_bits & UTF_8_FLAG and not name.isascii():
             unmarked.append(name.encode(STANDARD, "replace"))
-    encoding = _encoding(unmarked)
+            is_of_unix = info.create_system == UNIX
+    encoding = _encoding(unmarked, is_of_unix=is_of_unix)
 
     names = []
     for info in infos:
@@ -41,13 +44,17 @@ def names_in_zip(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
     return names
 
 
-def _encoding(names: Sequence[bytes]) -> str:
+def _encoding(names: Sequence[bytes], *, is_of_unix: bool) -> str:
     """Return the encoding of names that have none.
 
-    Letters of Western Europe in CP437 are pairs of bytes in GBK, too, but not in the older GB2312:
-    most names must be in that.
+    Names that may be UTF-8 are Chinese only if Windows has written them: signs such as the µ of
+    `10µm.png` and the ° of `25°.png` are the bytes of Chinese characters, too. Letters of Western
+    Europe in CP437 are pairs of bytes in GBK, but not in the older GB2312: most names must be in
+    that.
     """
     if _count(names, "utf-8") == len(names):
+        if is_of_unix:
+            return "utf-8"
         parts = re.split("[/\\\\]", "/".join(name.decode() for name in names))
         misread = any(as_gb2312(os.path.splitext(part)[0]) for part in parts)
         return "gb18030" if misread and _count(names, "gb2312") == len(names) else "utf-8"

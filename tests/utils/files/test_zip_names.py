@@ -7,6 +7,8 @@ import pytest
 
 from utils.files.zip_names import names_in_zip
 
+WINDOWS, UNIX = 0, 3
+
 
 class Unmarked(zipfile.ZipInfo):
     """An entry whose name is written in an encoding, and not marked as UTF-8."""
@@ -17,7 +19,7 @@ class Unmarked(zipfile.ZipInfo):
         return self.filename.encode(self.encoding), 0
 
 
-def read_back(names, encoding=""):
+def read_back(names, encoding="", *, system=WINDOWS):
     """Return what is read of a zip with these names; encoding: "" for marked ones."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -26,6 +28,7 @@ def read_back(names, encoding=""):
             if encoding:
                 info = Unmarked(name)
                 info.encoding = encoding
+            info.create_system = system
             archive.writestr(info, b"")
     with zipfile.ZipFile(buffer) as archive:
         return names_in_zip(archive.infolist())
@@ -50,3 +53,8 @@ def test_names_are_read_as_written(names, encoding):
 
 def test_other_encodings_are_cp437_as_the_standard_says():
     assert read_back(["\u306d.png"], "shift_jis") == ["é╦.png"]
+
+
+@pytest.mark.parametrize("name", ["10µm_1.png", "25°.png", "α_1.png", "è.png"])
+def test_signs_in_names_of_unix_are_no_chinese(name):
+    assert read_back([name], "utf-8", system=UNIX) == [name]
