@@ -22,7 +22,7 @@ from data.formats.base import (
     UnreadableLabelsError,
 )
 from data.formats.resized import boxes_scaled, row_scaled
-from data.formats.text.encoding import EncodingError
+from data.formats.text.encoding import EncodingError, start_in_utf_8
 from data.formats.voc.folders import ANNOTATIONS, IMAGES
 from data.formats.yolo_txt import is_list_of_images, label_bytes, label_path
 from data.images import find_images, walk_images
@@ -68,7 +68,7 @@ class FileReader(ABC):
 
     @abstractmethod
     def begins_with(self, start: bytes) -> bool:
-        """Whether a label file of this format may begin with these bytes."""
+        """Whether a label file of this format may begin with these bytes, in UTF-8."""
 
     @abstractmethod
     def read(self, data: bytes, file: str) -> AnnotatedImage:
@@ -145,7 +145,7 @@ class FileReader(ABC):
             start = _start(path_of(image))
             if start is None:
                 continue
-            if self.begins_with(start):
+            if self.begins_with(start_in_utf_8(start)):
                 return True
             looked_at += 1
             if looked_at == SAMPLED_LABELS:

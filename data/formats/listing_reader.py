@@ -17,6 +17,7 @@ from data.formats.annotations import (
 from data.formats.base import ClassNames, ImageRows, ListedImage, SourceImages, shown_names
 from data.formats.image_finder import AmbiguousImageError, ImageFinder
 from data.formats.resized import boxes_scaled, row_scaled
+from data.formats.text.encoding import start_in_utf_8
 from data.labels import BadRowError
 from data.report import IMAGE_DROPPED, IMAGES_NOT_FOUND, ROW_DROPPED, Problem
 from utils.printable import counted, excerpt, printable
@@ -39,11 +40,11 @@ class ListingReader(ABC):
                 start = stream.read(START_BYTES)
         except OSError:
             return False
-        return self.begins_with(start)
+        return self.begins_with(start_in_utf_8(start))
 
     @abstractmethod
     def begins_with(self, start: bytes) -> bool:
-        """Whether a file of this format may begin with these bytes."""
+        """Whether a file of this format may begin with these bytes, in UTF-8."""
 
     @abstractmethod
     def read(self, file: Path) -> AnnotationFile:

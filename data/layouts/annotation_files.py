@@ -64,7 +64,7 @@ def _candidates(folder: str, names: Sequence[str]) -> list[Path]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Whether a JSON file has COCO's lists; they may be anywhere in it."""
+    """Whether a JSON file, in UTF-8 or UTF-16, has COCO's lists; they may be anywhere in it."""
     wanted = {b'"images"', b'"annotations"', b'"categories"'}
     overlap = b""
     if not file.is_file():  # reading a pipe may never end
@@ -72,9 +72,9 @@ def _is_coco(file: Path) -> bool:
     try:
         with open(file, "rb") as stream:
             while wanted and (block := stream.read(2**20)):
-                text = overlap + block
+                text = overlap + block.replace(b"\0", b"")  # UTF-16 has one in each ASCII letter
                 wanted = {word for word in wanted if word not in text}
-                overlap = block[-16:]
+                overlap = text[-16:]
     except OSError:
         return False
     return not wanted

@@ -108,6 +108,17 @@ def utf_8_text(data: bytes, file: str) -> str:
         raise not_utf_8(data, error, file) from None
 
 
+def start_in_utf_8(start: bytes) -> bytes:
+    """Return the first bytes of a file in UTF-8, if they are in UTF-16 with its mark.
+
+    >>> start_in_utf_8('["a"]'.encode("utf-16")), start_in_utf_8(b"a")
+    (b'["a"]', b'a')
+    """
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return start.decode("utf-16", "replace").encode()
+    return start
+
+
 def not_utf_8(data: bytes, error: UnicodeDecodeError, file: str) -> EncodingError:
     """Return the error for a file with these bytes, which could not be decoded."""
     line = data[: error.start].count(b"\n") + 1

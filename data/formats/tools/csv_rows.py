@@ -101,13 +101,14 @@ def read_csv(file: Path) -> Iterator[CsvRow]:
 
 
 def first_row(start: bytes) -> CsvRow:
-    """Return the first row of a file that begins with these bytes; one without values if none.
+    """Return the first row of a file that begins with these bytes, in UTF-8.
+
+    It has no values if there is none.
 
     >>> first_row(b"sep=;\\r\\na;b\\r\\n").values
     ['a', 'b']
     """
-    is_utf_16 = start.startswith(UTF_16_MARKS)
-    text = start.decode("utf-16" if is_utf_16 else "utf-8-sig", "replace")
+    text = start.decode("utf-8-sig", "replace")
     lines = (f"{line}\n" for line in text.replace("\0", "").splitlines())
     try:
         return next(_rows(lines, ""), NO_ROW)

@@ -99,6 +99,22 @@ def test_folder_is_recognized_with_its_splits(tmp_path, files, title, splits):
     assert found_in(write(tmp_path, files)) == (title, splits)
 
 
+JSON_OF_TOOLS = [
+    ("COCO JSON", "x.json", '{"images": [], "annotations": [], "categories": []}'),
+    ("VGG Image Annotator JSON", "x.json", '{"_via_img_metadata": {}}'),
+    ("Label Studio JSON", "x.json", '[{"annotations": [{"result": []}]}]'),
+    ("LabelMe JSON", "a.json", '{"shapes": [], "imagePath": "a.png"}'),
+]
+
+
+@pytest.mark.parametrize(("title", "name", "text"), JSON_OF_TOOLS)
+def test_json_in_utf_16_is_recognized(tmp_path, title, name, text):
+    write(tmp_path, {"a.png": ""})
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        (tmp_path / name).write_text(text, encoding=encoding)
+        assert recognize(tmp_path).title == title
+
+
 def test_data_yaml_in_a_folder_is_used(tmp_path):
     files = {"a/data.yaml": "train: .\nnames: [cat]\n", "other.yaml": "x: 1\n", "a/a.png": 0}
     layout = recognize(write(tmp_path, files))
