@@ -22,7 +22,7 @@ def names_of_sources(sources: Sequence[Path]) -> ClassNames:
     listed = {source: format_of(source).class_names(source) for source in sources}
     in_any = {name for names in listed.values() for name in names.names}
     found = {source: names.with_names_in_use(in_any) for source, names in listed.items()}
-    lists = [names for names in found.values() if names.origin]
+    lists = [names for names in found.values() if names.origin and names.names]
     require_same_names(lists)
 
     used = {name for names in found.values() for name in names.names}

@@ -18,6 +18,7 @@ from utils.printable import counted, printable
 ANY_SIZE = (10_000, 10_000)  # pixels: that of the image makes no difference here
 ANY_CLASS = 10**6  # classes are not known yet
 SHOWN_PROBLEMS = 2
+LABEL_FIRST = "label the images in the tool, and export again"
 
 
 def why_no_class(sources: Sequence[Path]) -> str:
@@ -40,14 +41,14 @@ def why_no_class(sources: Sequence[Path]) -> str:
     if files:
         return (
             f"none of its {counted(len(files), 'label file')}, such as {printable(files[0])}, has "
-            "a row: label the images in the tool, and export again"
+            f"a row: {LABEL_FIRST}"
         )
     if unmatched:
         return f"{unmatched[0].reason}: give label files and images the same names"
     return _why_no_object(sources) or _other_files(sources)
 
 
-def _why_no_object(sources: Iterable[Path]) -> str:
+def _why_no_object(sources: Sequence[Path]) -> str:
     """Return why no object of an annotation tool has a class, with the first problems.
 
     "" if no reader but that of YOLO finds labels.
@@ -72,9 +73,11 @@ def _why_no_object(sources: Iterable[Path]) -> str:
     if labeled:
         files = counted(len(labeled), "label file")
         return (
-            f"no image in its {files}, such as {printable(labeled[0])}, has an object: label the "
-            "images in the tool, and export again"
+            f"no image in its {files}, such as {printable(labeled[0])}, has an object: "
+            f"{LABEL_FIRST}"
         )
+    if any(format_of(source).lists_images for source in sources):
+        return f"it lists no image that has an object: {LABEL_FIRST}"
     return ""
 
 

@@ -171,6 +171,25 @@ def test_tool_files_without_objects_are_refused(tmp_path):
     )
 
 
+def test_coco_json_without_categories_is_refused(tmp_path):
+    source = folder(tmp_path, "a", "") / "x.json"
+    (source.parent / "a.png").touch()
+    coco = '{"images":[%s],"annotations":[%s],"categories":[]}'
+    image = '{"id":1,"file_name":"a.png"}'
+    box = '{"id":1,"image_id":1,"category_id":1,"bbox":[1,1,2,2]}'
+    reasons = {
+        coco % (image, box): "none of its objects can be read: "
+        f"{source} annotation 1: category_id 1 is not among the file's categories",
+        coco % ("", ""): "it lists no image that has an object: "
+        "label the images in the tool, and export again",
+    }
+    for text, reason in reasons.items():
+        source.write_text(text)
+        with pytest.raises(ValueError) as refusal:
+            names_of_sources([source])
+        assert str(refusal.value) == f"no labels with a class in {source}: {reason}"
+
+
 def test_images_without_label_files_are_refused_with_what_lies_there(tmp_path):
     source = folder(tmp_path, "a", "")
     (source / "a.txt").unlink()
