@@ -54,7 +54,10 @@ def find_pair(paths: Sequence[Path]) -> Pair | None:
 
 
 def join(pair: Pair, cache: Path) -> JoinedFolder:
-    """Return a folder with both, which is created below the cache unless it exists."""
+    """Return a folder with both, which is created below the cache unless it exists.
+
+    Several runs may do so at once: the folders of all are the same.
+    """
     images = _unpacked(pair.images, cache)
     labels = _unpacked(pair.labels, cache)
     links = {"images": images, "labels" if labels.is_dir() else labels.name: labels}
@@ -67,7 +70,11 @@ def join(pair: Pair, cache: Path) -> JoinedFolder:
             contents.mkdir()
             for name, target in links.items():
                 os.symlink(target, contents / name)
-            os.replace(contents, joined)
+            try:
+                os.replace(contents, joined)
+            except OSError:
+                if not joined.is_dir():  # not created by another run meanwhile
+                    raise
 
     given: dict[Path, str] = {}
     for path, (name, target) in zip(pair, links.items(), strict=True):

@@ -1,10 +1,12 @@
 """data/layouts/labels_elsewhere.py: labels in an archive or a folder apart from the images."""
 
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from data.layouts import labels_elsewhere
 from data.layouts.labels_elsewhere import Pair, find_pair
 from tests.support.data_sets import class_names_by_image, image_folder, opened
 
@@ -88,3 +90,20 @@ def test_images_that_have_labels_and_other_archives_are_no_pair(tmp_path):
     assert find_pair([images]) is None
     assert find_pair([tmp_path / "nowhere"]) is None
     assert find_pair([]) is None
+
+
+def test_two_runs_may_join_the_same_folders_at_once(tmp_path, monkeypatch):
+    images, labels = tmp_path / "a", tmp_path / "b"
+    images.mkdir()
+    labels.mkdir()
+    pair = Pair(images, labels)
+    make_folder = labels_elsewhere.make_folder
+
+    def make_after_another_run(folder, flag):
+        monkeypatch.setattr(labels_elsewhere, "make_folder", make_folder)
+        labels_elsewhere.join(pair, tmp_path / "cache")
+
+    monkeypatch.setattr(labels_elsewhere, "make_folder", make_after_another_run)
+    joined = labels_elsewhere.join(pair, tmp_path / "cache")
+    assert sorted(os.listdir(joined.path)) == ["images", "labels"]
+    assert len(os.listdir(joined.path.parent)) == 1
