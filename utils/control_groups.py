@@ -57,6 +57,7 @@ def _quota_of(folder: Path) -> float:
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a text file; an empty list if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        # The path of a group may be in any encoding.
+        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []

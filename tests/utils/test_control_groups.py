@@ -1,6 +1,7 @@
 """utils/control_groups.py: the CPU time of a container, in both versions of control groups."""
 
 import math
+import os
 
 import pytest
 
@@ -61,3 +62,14 @@ def test_cpu_quota_is_the_smallest_of_all_groups(tmp_path, files, quota):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == quota
+
+
+def test_name_of_a_group_may_be_in_any_encoding(tmp_path):
+    group = b"gr\xfcn"
+    folder = os.path.join(os.fsencode(tmp_path), b"sys/fs/cgroup", group)
+    os.makedirs(folder)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/" + group + b"\n")
+    with open(os.path.join(folder, b"cpu.max"), "w") as file:
+        file.write("150000 100000\n")
+    assert cpu_quota(tmp_path) == 1.5
