@@ -134,7 +134,7 @@ class Report:
         without_image = dict(self.problem_counts).get(ROW_WITHOUT_IMAGE, 0)
         if without_image:
             rows = counted(without_image, "annotation")
-            sentences.append(f"{rows} of images that their file does not list are not used")
+            sentences.append(f"not used: {rows} of images that their file does not list")
         if self.no_usable_row:
             images = counted(len(self.no_usable_row), "image")
             sentences.append(f"{images} left out, because none of their label rows can be used")

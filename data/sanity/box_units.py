@@ -29,7 +29,8 @@ FEWER = 10  # times fewer boxes must be outside if they are read in another way
 FIRST_PIXEL = 1.02  # pixels; fractions of an image are in it
 FIRST_PART = 0.01  # of the side: fractions where the format has percentages
 NEARLY_ALL = 0.98  # the share of boxes that are fractions
-EXPORT_AGAIN = "look at some, and export the labels again in the form of their format"
+# Right boxes may look so, too: objects that all reach out of their images at one side.
+EXPORT_AGAIN = "look at some; if they are wrong, export the labels again as their format has them"
 
 
 @dataclass

@@ -175,8 +175,8 @@ def test_rows_that_may_be_corners_are_said(tmp_path):
     file = data_set(tmp_path, ["a"], {"a": rows})
     assert said_of(file)[1] == (
         f"train: {tmp_path}/images: 3 boxes of 3 reach out of the image or end before they begin; "
-        "none would if rows were corners in place of center and size; look at some, and export "
-        "the labels again in the form of their format."
+        "none would if rows were corners in place of center and size; look at some; if they "
+        "are wrong, export the labels again as their format has them."
     )
     (tmp_path / "labels/a.txt").write_text(f"{rows}0 .5 .5 .1 .1\n")  # no corners
     assert "rows were corners" not in str(said_of(file))

@@ -95,7 +95,7 @@ def test_annotations_of_images_that_are_not_listed_are_refused_by_strict(tmp_pat
     (folder / "data.yaml").write_text(text)
     said = []
     opened(folder, cache=tmp_path / "cache").read("train", said.append)
-    sentence = "2 annotations of images that their file does not list are not used"
+    sentence = "not used: 2 annotations of images that their file does not list"
     assert f"train: {sentence}." in said
     with pytest.raises(ValueError, match=f"^--strict: 'train' of .*: {sentence}$"):
         opened(folder, cache=tmp_path / "cache", strict=True)
