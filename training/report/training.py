@@ -66,6 +66,7 @@ class TrainingReport:
         self._validated: EpochEnded | None = None  # the last validation, if not in `_result` yet
         self._result: dict[str, Any] | None = None
         self._figures: list[Figure] = []  # of the final evaluation
+        self._reason: Rows = []  # why the run did not finish
 
         self._written = 0.0  # when the report was last written after an epoch
         self._cost = 0.0  # seconds that it took
@@ -102,6 +103,8 @@ class TrainingReport:
             self._write(FINISHED)
         elif isinstance(event, LogClosed) and event.status != FINISHED:
             self._take_validation()
+            if event.reason:
+                self._reason = [(event.status, event.reason)]
             self._write(event.status)
 
     def _take_validation(self) -> None:
@@ -147,7 +150,7 @@ class TrainingReport:
             state=state,
             status=run_status_text(state, len(self._rows), run.config["epochs"]),
             figures=self._figures,
-            facts=[*self._facts, ("Time", self._times())],
+            facts=[*self._facts, ("Time", [*self._times(), *self._reason])],
             settings=setting_rows(run.config, TrainConfig().as_dict()),
             hyp=setting_rows(run.hyp, Hyp().as_dict()),
             unit=self.data.unit,

@@ -78,7 +78,12 @@ def test_report_says_that_the_run_was_cut_short(status, tmp_path):
     report.handle(LogClosed(status))  # before there is a folder
     report.handle(started(tmp_path, rows(2)))
     report.handle(LogClosed(status))
-    assert values_of(tmp_path)["status"] == {"state": status, "text": f"{status}: 2 of 5 epochs"}
+    values = values_of(tmp_path)
+    assert values["status"] == {"state": status, "text": f"{status}: 2 of 5 epochs"}
+    assert status not in dict(dict(values["facts"])["Time"])
+
+    report.handle(LogClosed(status, "most steps were skipped"))
+    assert dict(values_of(tmp_path)["facts"])["Time"][-1] == [status, "most steps were skipped"]
 
 
 def test_report_of_an_interrupted_run_has_its_last_validation(tmp_path, monkeypatch):
