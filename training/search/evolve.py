@@ -300,11 +300,13 @@ class Search:
         if best is None:
             self.say(f"all {counted(len(self.generations), 'generation')} failed; see {HISTORY}")
         else:
-            gain = best.fitness - self.generations[0].fitness
+            first = self.generations[0]
+            gain = f"{best.fitness - first.fitness:+.5g} against generation 0"
+            if first.failure:
+                gain = "generation 0 failed"
             self.say(
-                f"best: generation {best.number}, fitness {best.fitness:.5g}, {gain:+.5g} against "
-                f"generation 0; train with --hyp {quote(str(self.folder / BEST_HYP))} "
-                f"--batch-size {base.batch_size}"
+                f"best: generation {best.number}, fitness {best.fitness:.5g}, {gain}; train with "
+                f"--hyp {quote(str(self.folder / BEST_HYP))} --batch-size {base.batch_size}"
             )
         if self.world.is_main:
             found = {} if best is None else {"generation": best.number, **best.metrics}

@@ -311,6 +311,14 @@ def test_failed_generations_have_fitness_0_and_a_reason(tmp_path, capsys):
     assert f"generation 1: failed: {text.partition(';')[0]}; best so far: generation 0, fit" in said
 
 
+def test_a_gain_is_said_only_against_a_first_generation_that_has_not_failed(tmp_path, capsys):
+    run(flags_for(tmp_path, evolve=2), stopping_at(0, NonFiniteError("not finite")))
+    assert re.search(
+        r"^best: generation 1, fitness [\d.]+, generation 0 failed; train with --hyp .*$",
+        capsys.readouterr().out.splitlines()[-1],
+    )
+
+
 def test_search_in_which_all_fail(tmp_path, capsys):
     def score(config, hyp):
         raise NonFiniteError("not finite")
