@@ -48,6 +48,7 @@ from utils.terminal import FaultError, print_lines
 PROJECT = "runs/evolve"
 STATE = "evolve.json"
 HISTORY = "evolve.csv"
+GENERATIONS = "generations"
 BEST_HYP = "hyp_evolve.yaml"
 PICTURE = "evolve.png"
 CHANGEABLE = (
@@ -111,7 +112,7 @@ class Search:
 
     def run_folder(self, number: int) -> Path:
         """Return the run folder of a generation."""
-        return self.folder / "generations" / str(number)
+        return self.folder / GENERATIONS / str(number)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -175,7 +176,7 @@ class Search:
             evolve=0,
             resume_evolve="",
             project=str(self.folder),
-            name=f"generations/{number}",
+            name=f"{GENERATIONS}/{number}",
             exist_ok=True,
             noplots=True,
             resume=self._prepare_run_folder(number),
@@ -400,8 +401,7 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
     # never from a file, which may be a stranger's
     config = replace(state.config, download=flags.download)
     config = with_loggers_of(config, flags)
-    rows = [asdict(one) for one in read_history(folder / HISTORY)] if world.is_main else []
-    generations = [Generation(**row) for row in world.broadcast_object(rows)]
+    generations = _read_generations(folder, world)
     if flags.evolve:
         config = replace(config, evolve=flags.evolve)
     done = len(generations)
@@ -422,6 +422,33 @@ def _reopened(folder: Path, flags: TrainConfig, world: World, say: Say) -> Searc
             f"{', '.join(ignored)}"
         )
     return Search(folder, config, generations, world, say, is_new=False, lock=lock, base=state.base)
+
+
+def _read_generations(folder: Path, world: World) -> list[Generation]:
+    """Return the generations of a search that rank 0 finds in its history.
+
+    Raises ValueError if the history is damaged or rows are missing: generations that are done would
+    be trained again, and their weights removed.
+    """
+    rows = []
+    if world.is_main:
+        rows = [asdict(one) for one in read_history(folder / HISTORY)]
+        done = len(rows)
+        # the next one may have a folder, but no row yet
+        begun = [number for number in _numbered_folders(folder / GENERATIONS) if number > done]
+        if begun:
+            raise ValueError(
+                f"{printable(folder / HISTORY)}: has {counted(done, 'generation')}, but "
+                f"{GENERATIONS}/{min(begun)} is there; put the missing rows back, or remove the "
+                f"folders of these generations, from {done} on, to train them again"
+            )
+    return [Generation(**row) for row in world.broadcast_object(rows)]
+
+
+def _numbered_folders(parent: Path) -> list[int]:
+    """Return the numbers of the folders in `parent` that are called by a number."""
+    names = [path.name for path in parent.glob("*")]
+    return [int(name) for name in names if name.isascii() and name.isdecimal()]
 
 
 def with_loggers_of(config: TrainConfig, flags: TrainConfig) -> TrainConfig:

@@ -66,7 +66,9 @@ def read_history(path: Path) -> list[Generation]:
 def _generation(number: int, row: dict[str, str]) -> Generation:
     """Return the generation in a row. Raises ValueError, TypeError or KeyError for another row."""
     if row["generation"] != str(number):
-        raise ValueError(f"generation {row['generation']}, expected {number}")
+        raise ValueError(
+            f"generation {row['generation']}, expected {number}: put the missing row back"
+        )
     hyp = Hyp(**{name: float(row[name]) for name in KEYS})
     measured = {column: float(row[column]) for column in ("fitness", *COLUMN_OF.values())}
     for column, value in measured.items():

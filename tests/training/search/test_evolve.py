@@ -214,6 +214,32 @@ def test_folders_of_generations_that_are_done_are_not_needed(straight, tmp_path)
     same_as(straight, tmp_path / "exp")
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_missing_rows_are_named_and_nothing_is_trained_again(straight, tmp_path, rows):
+    folder = tmp_path / "exp"
+    shutil.copytree(straight, folder)
+    history = folder / "evolve.csv"
+    lines = history.read_text().splitlines(keepends=True)
+    if rows == 0:
+        history.unlink()
+    else:
+        history.write_text("".join(lines[: 1 + rows]))
+    before = files_of(folder)
+
+    count = "0 generations" if rows == 0 else "1 generation"
+    sentence = (
+        rf"^.*/evolve\.csv: has {count}, but generations/{rows + 1} is there; put the missing rows "
+        rf"back, or remove the folders of these generations, from {rows} on, to train them again$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        run(resume_flags(tmp_path, evolve=7))
+    assert files_of(folder) == before
+
+    for number in range(rows, 6):
+        shutil.rmtree(folder / "generations" / str(number))
+    assert len(run(resume_flags(tmp_path, evolve=7)).calls) == 7 - rows
+
+
 def test_first_training_whose_choices_are_nowhere_is_named(tmp_path):
     """As in a search of an older version, whose evolve.json does not have them."""
     folder = tmp_path / "exp"

@@ -42,7 +42,7 @@ def test_history_without_generations(tmp_path):
     ("old", "new", "sentence"),
     [
         ("generation,", "number,", " line 1: its columns are not those of a search"),
-        ("\n1,", "\n2,", " line 3: generation 2, expected 1"),
+        ("\n1,", "\n2,", " line 3: generation 2, expected 1: put the missing row back"),
         (",0.937,", ",high,", " line 2: could not convert string to float: 'high'"),
         (",0.937,", ",5,", " line 2: momentum is 5, allowed are 0 to 0.999"),
         ("0,0.123456,", "0,nan,", " line 2: fitness nan, expected a finite number"),
