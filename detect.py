@@ -87,7 +87,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
         nargs="+",
         metavar="PX",
         default=[],
-        help="long side, or height width, in pixels",
+        help="long side, or height width, in pixels (default: the long side as trained)",
     )
     add_tile_flags(add)
     add("--vid-stride", type=int, default=1, help="use every Nth frame of videos and streams")
@@ -162,9 +162,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> Namespace:
 
 def check_flags(args: Namespace) -> None:
     """Raise ValueError for a flag that is out of range; `load` checks the others."""
-    if len(args.imgsz) > 2:
-        given = " ".join(map(str, args.imgsz))
-        raise ValueError(f"--imgsz {given}: give one side, or height and width")
     check_image_size(args.imgsz)
     check_lowest("--vid-stride", args.vid_stride, 1)
     check_lowest("--line-thickness", args.line_thickness, 0)
@@ -248,8 +245,7 @@ def main(args: Namespace) -> Counter[int]:
 
     if note := ambiguous_classes_note(args.classes or (), detector.names):
         log.say(note)
-    if note := detector.fixed_settings_note():
-        log.say(note)
+    log.say(*detector.fixed_settings_notes())
     if args.exist_ok:
         refuse_overwriting(images, Path(args.project) / args.name)
     device = describe(detector.device)

@@ -141,9 +141,6 @@ def check_flags(args: Namespace) -> None:
         known = ", ".join(FORMATS)
         raise ValueError(f"--include {name}: choose from {known}; write spaces between several")
 
-    if len(args.imgsz) > 2:
-        given = " ".join(map(str, args.imgsz))
-        raise ValueError(f"--imgsz {given}: give one side, or height and width")
     check_image_size(args.imgsz)
     limits = (
         ("--batch-size", args.batch_size, 1, 65536),
@@ -275,7 +272,8 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
 
     # The size of images: a side, or height and width, of --imgsz or as trained.
     stride = max(detector.strides)
-    wanted_sides = args.imgsz or [known["image_size"]]
+    trained_size = known["image_size"]
+    wanted_sides = args.imgsz or [trained_size]
     sides = [fit_to_stride(side, stride, say) for side in wanted_sides]
     known["image_size"] = max(sides)
     canvas = None if args.dynamic else (sides[0], sides[-1])
@@ -309,6 +307,9 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
         kestrel_version=__version__,
     )
 
+    if note := canvas_note(path, model, trained_size):
+        say(note)
+
     # Only the files of the first head have the checkpoint's own name.
     heads = detector.head.outputs
     if heads:
@@ -320,6 +321,26 @@ def open_writer(path: Path, args: Namespace, device: torch.device, say: Say) -> 
     variant = "" if args.head in ("", first_head) else f"_{args.head}"
     fused = detector.to(device).fuse().requires_grad_(False)
     return Writer(fused, model, variant)
+
+
+def canvas_note(path: Path, model: ExportedModel, trained_size: int) -> str:
+    """Return a sentence if the files take images of another size than the checkpoint; else "".
+
+    path: the checkpoint. model: what its files say. trained_size: long side in pixels.
+    """
+    if model.canvas:
+        height, width = model.canvas
+        return (
+            f"{path}: its files take images of {width} x {height} only, the checkpoint uses "
+            "rectangles that fit the images: to compare the two, give the checkpoint "
+            f"--img {height} {width} in val.py and detect.py, or export with --dynamic"
+        )
+    if model.image_size != trained_size:
+        return (
+            f"{path}: its files use images of {model.image_size} px by default, the checkpoint "
+            f"{trained_size} px: to compare the two, give both the same --img"
+        )
+    return ""
 
 
 @dataclass(frozen=True)

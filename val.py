@@ -112,13 +112,15 @@ def parse_args(arguments: Sequence[str] | None = None) -> tuple[Namespace, Launc
         "--img",
         "--img-size",
         type=int,
-        default=0,
-        help="long side in pixels (default: as trained)",
+        nargs="+",
+        metavar="PX",
+        default=[],
+        help="long side, or height width, in pixels (default: the long side as trained)",
     )
     add(
         "--square",
         action="store_true",
-        help="letterbox to a square, as models exported for a fixed size need",
+        help="the same square canvas for all images, as --imgsz PX PX",
     )
     add_tile_flags(add)
 
@@ -173,8 +175,10 @@ def check_flags(args: Namespace) -> None:
     check_lowest("--batch-size", args.batch_size, 1)
     check_lowest("--max-det", args.max_det, 1)
     check_lowest("--workers", args.workers, 0)
-    if args.imgsz:
-        check_image_size([args.imgsz])
+    check_image_size(args.imgsz)
+    if args.square and len(args.imgsz) > 1:
+        given = " ".join(map(str, args.imgsz))
+        raise ValueError(f"--square: --imgsz {given} names the canvas already; leave out --square")
     check_threshold("--conf-thres", args.conf_thres)
     check_threshold("--iou-thres", args.iou_thres)
     if args.save_conf and not args.save_txt:
@@ -196,7 +200,7 @@ from models.loading import (
     LoadedModel,
     canvas_for,
     combine,
-    fixed_settings_note,
+    fixed_settings_notes,
     load_backend,
 )
 from models.weights.kestrel import fetch_detector
@@ -218,6 +222,7 @@ from utils.distributed import (
 from utils.files import checkpoint_file, new_run_folder
 from utils.files.folders import require_writable
 from utils.files.writers import write_json
+from utils.images.letterbox import size_text
 from utils.log import EvaluationEnded, RunEnded, RunLog, RunStarted, Say
 from utils.loggers.sink import open_loggers
 from utils.loggers.terminal_lines import TerminalSink
@@ -282,8 +287,7 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     backend, class_ids = combine_members(paths, members, dataset, args.augment)
     if note := absent_classes_note(first, dataset):
         log.say(note)
-    if note := fixed_settings_note(backend, args.conf_thres, multi_label=True):
-        log.say(note)
+    log.say(*fixed_settings_notes(backend, args.conf_thres, multi_label=True))
     labels = dataset.read(split, log.say)
     if note := crowded_images_note(labels.whole, args.max_det):
         log.say(note)
@@ -316,7 +320,8 @@ def evaluate(args: Namespace, world: World, log: RunLog) -> Evaluation:
     )
     log.send(RunStarted(folder, config=vars(args), hyp={}, rows=[]))
     device = describe(world.device)
-    log.say(f"{', '.join(paths)} on {' '.join(data)}, {split} split, {image_size} px, {device}")
+    size = size_text(image_size, canvas)
+    log.say(f"{', '.join(paths)} on {' '.join(data)}, {split} split, {size}, {device}")
 
     # Evaluate
     result = evaluate_split(
@@ -433,9 +438,9 @@ def choose_canvas(
 
     trained_size: the long side that the model was trained with. Raises ValueError as `canvas_for`.
     """
-    wanted = [args.imgsz] if args.imgsz else []  # a long side, or nothing
+    wanted = args.imgsz  # a long side, height and width, or nothing
     if args.square:
-        side = args.imgsz or trained_size
+        [side] = args.imgsz or [trained_size]
         wanted = [side, side]
     return canvas_for(backend, wanted, trained_size)
 

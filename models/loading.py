@@ -195,20 +195,28 @@ def combine(
     return Ensemble(members) if len(members) > 1 else members[0]
 
 
-def fixed_settings_note(backend: Backend, confidence: float, *, multi_label: bool) -> str:
-    """Return a sentence on settings that a model with suppression inside cannot follow, or "".
+def fixed_settings_notes(backend: Backend, confidence: float, *, multi_label: bool) -> list[str]:
+    """Return a sentence for each setting of an exported model that changes what it finds.
 
-    Those are a lower confidence than that of the file, and several classes per box.
+    Those are suppression inside, which does not follow a lower confidence nor give several classes
+    per box, and a canvas that is not the one of a checkpoint.
     """
-    if not backend.min_confidence:
-        return ""
-    if confidence >= backend.min_confidence and not multi_label:
-        return ""
-    return (
-        f"the model has non-maximum suppression inside, with one class per box and scores above "
-        f"{backend.min_confidence:g}; lower thresholds or several classes per box find no more: "
-        "export it without --nms"
-    )
+    notes = []
+    lower = confidence < backend.min_confidence
+    if backend.min_confidence and (lower or multi_label):
+        notes.append(
+            "the model has non-maximum suppression inside, with one class per box and scores above "
+            f"{backend.min_confidence:g}; lower thresholds or several classes per box find no "
+            "more: export it without --nms"
+        )
+    if backend.canvas:
+        height, width = backend.canvas
+        notes.append(
+            f"the exported model puts all images on a canvas of {width} x {height}, a checkpoint "
+            "on rectangles that fit them: to compare the two, give the checkpoint "
+            f"--img {height} {width}"
+        )
+    return notes
 
 
 def canvas_for(

@@ -36,8 +36,8 @@ class Predictor:
     """Detects objects in images of any size, letterboxed as in val.py.
 
     An image's canvas depends only on that image, so its detections do not depend on the other
-    images of the batch, except for rounding in the forward pass. tiling: how images are cut, None
-    if they are not.
+    images of the batch, except for rounding in the forward pass. canvas: its (height, width) if all
+    images have the same, else None. tiling: how images are cut, None if they are not.
     """
 
     tiling: Tiling | None = None
@@ -82,7 +82,8 @@ class Predictor:
         self.confidence = confidence
         self.multi_label = multi_label
         self._letterbox = backend.letterbox
-        self._shapes = canvas_shapes(image_size, backend.stride, backend.canvas or canvas)
+        self.canvas = backend.canvas or canvas
+        self._shapes = canvas_shapes(image_size, backend.stride, self.canvas)
         self.image_size = self._shapes.image_size
         self._in_images = partial(
             detections_in_images,

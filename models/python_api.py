@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.highest_score import HighestScore
 from models.image_inputs import ChannelOrder, read_input, split_inputs
-from models.loading import canvas_for, combine, fixed_settings_note, join_names, load_backend
+from models.loading import canvas_for, combine, fixed_settings_notes, join_names, load_backend
 from models.predict import Predictor
 from models.result import Result
 from models.tiled import TiledPredictor
@@ -22,6 +22,7 @@ from utils.distributed.devices import pick_devices
 from utils.distributed.launch import RankInfo
 from utils.flags import IMAGE_SIZES, LARGEST_IMAGE, SMALLEST_IMAGE
 from utils.images.detections import ImageDetections
+from utils.images.letterbox import size_text
 from utils.images.tiles import open_tiling
 from utils.printable import counted, excerpt, printable
 from utils.stopwatch import Stopwatch
@@ -74,8 +75,9 @@ class LoadedDetector:
     @property
     def size_text(self) -> str:
         """The image size, and the tiles if images are cut, as text."""
+        text = size_text(self.image_size, self.predictor.canvas)
         tiling = self.predictor.tiling
-        return f"{self.image_size} px" + (f", {tiling}" if tiling else "")
+        return f"{text}, {tiling}" if tiling else text
 
     @property
     def device(self) -> torch.device:
@@ -92,10 +94,10 @@ class LoadedDetector:
         """The most detections that an exported model finds in an image; None without a limit."""
         return self._backend.max_detections
 
-    def fixed_settings_note(self) -> str:
-        """Return a sentence if an exported model cannot follow the settings of `load`, else ""."""
+    def fixed_settings_notes(self) -> list[str]:
+        """Return a sentence for each setting of an exported model that changes what it finds."""
         predictor = self.predictor
-        return fixed_settings_note(
+        return fixed_settings_notes(
             self._backend, predictor.confidence, multi_label=predictor.multi_label
         )
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import detect
 import export
 import val
 from models.export import FORMATS
@@ -91,6 +92,38 @@ def test_sizes_are_rounded_up_to_the_stride(run, tmp_path, capsys):
         None,
     )
     assert "--simplify: nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            [],
+            "its files take images of 64 x 64 only, the checkpoint uses rectangles that fit the "
+            "images: to compare the two, give the checkpoint --img 64 64 in val.py and detect.py, "
+            "or export with --dynamic",
+        ),
+        (
+            ["--img", "64", "96"],
+            "its files take images of 96 x 64 only, the checkpoint uses rectangles that fit the "
+            "images: to compare the two, give the checkpoint --img 64 96 in val.py and detect.py, "
+            "or export with --dynamic",
+        ),
+        (
+            ["--img", "96", "--dynamic"],
+            "its files use images of 96 px by default, the checkpoint 64 px: to compare the two, "
+            "give both the same --img",
+        ),
+        (["--dynamic"], ""),
+    ],
+)
+def test_export_says_which_flags_give_the_checkpoint_the_canvas_of_the_files(
+    weights, flags, sentence
+):
+    args = export.parse_args(flags)
+    said: list[str] = []
+    export.open_writer(weights, args, CPU.device, said.append)
+    assert said == ([f"{weights}: {sentence}"] if sentence else [])
 
 
 def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
@@ -275,6 +308,60 @@ def evaluate(tiny_data, tmp_path, monkeypatch):
         return val.main(val.parse_args([*given, *paths])[0], CPU)
 
     return measure
+
+
+@pytest.fixture(scope="module")
+def wide(detector, tiny_data, tmp_path_factory):
+    """A checkpoint, and its TorchScript file for images of 96 x 64 only."""
+    folder = tmp_path_factory.mktemp("wide")
+    weights = save_checkpoint(folder / "m.pt", detector, data=str(tiny_data))
+    export.run_script(["--weights", str(weights), "--img", "64", "96"])
+    return weights, folder / "m.torchscript"
+
+
+CANVAS_NOTE = re.compile(
+    r"the exported model puts all images on a canvas of 96 x 64, .* checkpoint (--img 64 96)\n"
+)
+
+
+def test_val_finds_the_same_with_the_canvas_that_it_names(wide, evaluate, capsys):
+    weights, file = wide
+    expected = evaluate(file)
+    output = capsys.readouterr().out
+    assert "val split, 96 x 64 px, " in output
+    flags = CANVAS_NOTE.search(output)[1].split()
+
+    found = evaluate(weights, *flags)
+    output = capsys.readouterr().out
+    assert "val split, 96 x 64 px, " in output
+    assert not CANVAS_NOTE.search(output)
+    assert found.coco.stats["AP"] == pytest.approx(expected.coco.stats["AP"], abs=1e-3)
+    own, other = (np.sort(each.detections.scores)[-100:] for each in (found, expected))
+    np.testing.assert_allclose(own, other, atol=1e-4)
+    assert len(own) == 100
+
+    on_rectangles = np.sort(evaluate(weights, "--img", "96").detections.scores)[-100:]
+    assert "val split, 96 px, " in capsys.readouterr().out
+    assert np.abs(on_rectangles - own).max() > 1e-2
+
+
+def test_detect_counts_the_same_with_the_canvas_that_it_names(wide, tiny_data, tmp_path, capsys):
+    weights, file = wide
+    images = tiny_data.parent / "images"
+
+    def count(path, *flags):
+        given = ["--weights", path, "--source", images, "--project", tmp_path, "--nosave"]
+        words = [*given, "--save-txt", "--device", "cpu", *flags]
+        return detect.main(detect.parse_args(list(map(str, words))))
+
+    expected = count(file)
+    output = capsys.readouterr().out
+    assert f"{images}, 96 x 64 px, " in output
+    flags = CANVAS_NOTE.search(output)[1].split()
+    assert count(weights, *flags) == expected
+    assert not CANVAS_NOTE.search(capsys.readouterr().out)
+    assert count(weights, "--img", "96") != expected
+    assert f"{images}, 96 px, " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -330,7 +330,35 @@ def test_thresholds_of_speed_are_those_of_detection_unless_given(words, expected
 
 def test_val_accepts_short_flag_names():
     args, _ = val.parse_args(["--conf", "0.1", "--iou", "0.7", "--img", "96", "--batch", "2"])
-    assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, 96, 2)
+    assert (args.conf_thres, args.iou_thres, args.imgsz, args.batch_size) == (0.1, 0.7, [96], 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--img 64 96 64", "--imgsz 64 96 64: give one side, or height and width"),
+        ("--img 64 1", "--imgsz 64 1: choose 32 to 8192 pixels"),
+        ("--img 64 96 --square", "--square: --imgsz 64 96 names the canvas already; leave out"),
+    ],
+)
+def test_image_size_that_is_no_canvas_is_rejected(words, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        val.check_flags(val.parse_args(words.split())[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", (96, None)),
+        ("--img 64", (64, None)),
+        ("--square", (96, (96, 96))),
+        ("--img 64 --square", (64, (64, 64))),
+        ("--img 50 96", (96, (64, 96))),
+    ],
+)
+def test_canvas_is_a_rectangle_that_fits_unless_flags_name_one(words, expected):
+    args, _ = val.parse_args(words.split())
+    assert val.choose_canvas(FakeBackend(None), 96, args) == expected
 
 
 def test_class_table_counts_images_without_labels(tiny_data, tiny_model, tmp_path):

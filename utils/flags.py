@@ -247,7 +247,10 @@ class _Refused(argparse.Action):
 
 
 def check_image_size(sides: Sequence[int]) -> None:
-    """Raise ValueError if a side of --imgsz, in pixels, is out of range."""
+    """Raise ValueError if there are more than two sides of --imgsz, or one is out of range."""
+    if len(sides) > 2:
+        given = " ".join(map(str, sides))
+        raise ValueError(f"--imgsz {given}: give one side, or height and width")
     if not all(SMALLEST_IMAGE <= side <= LARGEST_IMAGE for side in sides):
         raise ValueError(f"--imgsz {' '.join(map(str, sides))}: {IMAGE_SIZES}")
 

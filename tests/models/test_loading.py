@@ -14,7 +14,7 @@ import export
 from models import build_model
 from models.backends import in_torch
 from models.backends.in_torch import TorchBackend
-from models.loading import canvas_for, join_names, load_backend
+from models.loading import canvas_for, fixed_settings_notes, join_names, load_backend
 from models.predict import Predictor
 from models.weights.kestrel import require_checkpoint
 from models.weights.trained_settings import TrainedSettings, trained_settings
@@ -162,6 +162,14 @@ def test_three_sides_are_rejected():
         ValueError, match="image size 1 2 3: give a long side, or a height and a width"
     ):
         canvas_for(Fake(), [1, 2, 3], 640)
+
+
+def test_canvas_of_the_export_is_stated_with_the_flag_that_gives_it_to_a_checkpoint():
+    assert fixed_settings_notes(Fake(canvas=(64, 96)), 0.25, multi_label=True) == [
+        "the exported model puts all images on a canvas of 96 x 64, a checkpoint on rectangles "
+        "that fit them: to compare the two, give the checkpoint --img 64 96"
+    ]
+    assert fixed_settings_notes(Fake(), 0.25, multi_label=True) == []
 
 
 # ---------------------------------------------------------------------- two heads

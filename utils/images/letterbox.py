@@ -240,6 +240,18 @@ class FixedCanvas(CanvasShapes):
         return self.canvas
 
 
+def size_text(image_size: int, canvas: tuple[int, int] | None) -> str:
+    """Return the size of images as text: their long side, or width x height of the one canvas.
+
+    >>> size_text(640, None), size_text(640, (480, 640))
+    ('640 px', '640 x 480 px')
+    """
+    if canvas is None:
+        return f"{image_size} px"
+    height, width = canvas
+    return f"{width} x {height} px"
+
+
 def canvas_shapes(
     image_size: int, stride: int, fixed: tuple[int, int] | None = None
 ) -> CanvasShapes:

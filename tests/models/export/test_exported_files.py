@@ -26,7 +26,7 @@ from models.export.openvino.write import openvino_digest
 from models.export.quiet import quiet
 from models.export.torchscript.read import read_entries
 from models.export.torchscript.write import METADATA, packed
-from models.loading import fixed_settings_note, load_backend
+from models.loading import fixed_settings_notes, load_backend
 from models.nms import non_max_suppression
 from tests.support.exporting import DYNAMIC, FIXED, NAMES, SIZE, WITH_NMS, installed
 from tests.support.fuzzing import mutate, result_or_error
@@ -102,10 +102,10 @@ def test_file_with_suppression_finds_what_nms_finds(name, exports):
         {"confidence": 0.001, "multi_label": False},
         {"confidence": 0.3, "multi_label": True},
     ):
-        assert "with one class per box and scores above 0.3; lower" in fixed_settings_note(
-            backend, **settings
-        )
-    assert fixed_settings_note(backend, 0.3, multi_label=False) == ""
+        suppression, canvas = fixed_settings_notes(backend, **settings)
+        assert "with one class per box and scores above 0.3; lower" in suppression
+        assert "a canvas of 64 x 64, a checkpoint" in canvas
+    assert fixed_settings_notes(backend, 0.3, multi_label=False) == [canvas]
 
 
 @pytest.mark.slow
