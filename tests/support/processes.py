@@ -44,6 +44,7 @@ from utils.distributed.session import distributed_session
 from utils.distributed.sync_bn import SyncBatchNorm2d
 from utils.distributed.world import World
 from utils.files import checkpoint_file
+from utils.metrics.evaluation import Evaluation
 from utils.plots.pictures import Pictures
 
 SINGLE_PROCESS = World(torch.device("cpu"))
@@ -263,7 +264,23 @@ def slow_writer(world: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def fitness_by_rank(world: World) -> Iterator[None]:
+    """Each process measures a fitness of its own; the run's is that of rank 0."""
+    real = Evaluation.as_dict
+    measured = iter(FITNESS[world.rank])
+
+    def as_dict(self: Evaluation, *arguments: Any) -> PlainDict:
+        return real(self, *arguments) | {"fitness": next(measured)}
+
+    with mock.patch.object(Evaluation, "as_dict", as_dict):
+        yield
+
+
 SLOW_S = 4.0
+# After each epoch of a run with --patience 1, and of best.pt. On rank 0 the second epoch is the
+# best; rank 1 alone would stop after the second one.
+FITNESS = ((0.1, 0.3, 0.2, 0.3), (0.3, 0.2, 0.4, 0.5))
 FAULTS: dict[str, Fault] = {
     "rank-local normalization": lambda world: scaled_loss(world, local=True),
     "gradients not multiplied by the number of processes": lambda world: scaled_loss(
@@ -273,6 +290,7 @@ FAULTS: dict[str, Fault] = {
     "rank-local image size": image_size_by_rank,
     "padding duplicates": duplicate_last_sample,
     "slow writer": slow_writer,
+    "fitness by rank": fitness_by_rank,
 }
 
 
