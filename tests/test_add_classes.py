@@ -30,6 +30,7 @@ from utils.log import say_nothing
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.fitness import parse_fitness
 
+pytestmark = pytest.mark.trains
 OLD = ["disc", "square", "bar"]
 NEW = ["blue", "green", "red"]
 PAIR = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))
@@ -68,15 +69,22 @@ def run(arguments: list[str], world: World = SINGLE_PROCESS) -> Evaluation:
 
 
 @pytest.fixture(scope="module")
-def evaluated(flags: Callable[..., list[str]]) -> Evaluation:
-    """The evaluation of a run in this process."""
-    return run(flags("--name", "one", "--amp", "fp64"))
+def one(folder: Path, flags: Callable[..., list[str]]) -> Path:
+    """The folder of a run in this process."""
+    run(flags("--name", "one", "--amp", "fp64"))
+    return folder / "one"
 
 
 @pytest.fixture(scope="module")
-def one(folder: Path, evaluated: Evaluation) -> Path:
-    """The folder of that run."""
-    return folder / "one"
+def sure(one: Path) -> Path:
+    """Its best checkpoint with higher scores of the new classes, which have hardly been trained."""
+    saved = checkpoint_file.load(one / "weights" / "best.pt")
+    for key, values in saved["model"].items():
+        if ".parts.1.m." in key and key.endswith(".bias"):
+            boxes_and_scores = values.view(3, 5 + len(NEW))  # of three anchors
+            boxes_and_scores[:, 4:] += 5
+    checkpoint_file.save(one / "weights" / "sure.pt", saved)
+    return one / "weights" / "sure.pt"
 
 
 def old_tensors(run: Path, entry: str, old: Path, file: str = "last") -> list[tuple[str, bool]]:
@@ -119,31 +127,32 @@ def validated(weights: Path, folder: Path, *words: str) -> Any:
     return val.main(val.parse_args(arguments)[0], SINGLE_PROCESS)
 
 
-@batch_norm_not_folded()
-def test_val_with_the_data_of_the_run_and_with_all_classes(evaluated, one, data, folder, capsys):
+def test_val_with_the_data_of_the_run_and_with_all_classes(sure, data, folder, capsys):
     """In the first, objects of the old classes have no labels: finding them is no mistake."""
-    best = one / "weights" / "best.pt"
-    found = validated(best, folder)
-    assert found.coco.stats == evaluated.coco.stats
+    found = validated(sure, folder)
     assert "has no labels of 3 classes of the model" in capsys.readouterr().out
-    assert not (found.detections.class_ids < 3).any()
+    assert set(found.detections.class_ids) == {3, 4, 5}
 
     names = [*NEW, *reversed(OLD)]
     everything = data.with_name("all.yaml")
     everything.write_text(f"path: .\ntrain: images\nval: images\nnames: {names}\n")
-    again = validated(best, folder, "--data", str(everything))
-    assert (again.detections.class_ids >= 3).any()
+    again = validated(sure, folder, "--data", str(everything))
+    is_old = again.detections.class_ids >= 3
+    assert is_old.any()
+    assert np.array_equal(again.detections.scores[~is_old], found.detections.scores)
     assert again.coco.stats["AP"] == found.coco.stats["AP"]
 
-    one_class = validated(best, folder, "--data", str(everything), "--classes", "red")
+    one_class = validated(sure, folder, "--data", str(everything), "--classes", "red")
     of_class = one_class.as_dict(["red"], parse_fitness(""))["per_class"]["red"]
     whole = again.as_dict(names, parse_fitness(""))["per_class"]["red"]
     assert of_class["AP"] == whole["AP"]
+    red = again.detections.class_ids == names.index("red")
+    assert np.array_equal(one_class.detections.scores, again.detections.scores[red])
 
     other = data.with_name("other.yaml")
     other.write_text("path: .\ntrain: images\nval: images\nnames: [red, green, teal]\n")
     with pytest.raises(ValueError, match=r"the model's classes are disc, .*, but red, green, teal"):
-        validated(best, folder, "--data", str(other))
+        validated(sure, folder, "--data", str(other))
 
 
 def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, folder, capsys):
@@ -186,7 +195,9 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     with batch_norm_not_folded():
         found = validated(best, folder)
     assert "was trained with --classes" not in capsys.readouterr().out
-    assert found.coco.stats == result.coco.stats
+    assert len(found.detections.scores) > 0
+    for column, values in vars(result.detections).items():
+        assert np.array_equal(getattr(found.detections, column), values), column
     words = f"--include torchscript --device cpu --data {more} --cache-dir {folder}/cache"
     export.run_script(["--weights", str(best), *words.split()])
     assert "boxes differ from torch" in capsys.readouterr().out

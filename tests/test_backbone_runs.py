@@ -18,7 +18,7 @@ from utils.files import checkpoint_file
 
 TABLE = Path(__file__).parent / "tables" / "backbone.yaml"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trains]
 
 
 @pytest.fixture(scope="module")

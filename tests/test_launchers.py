@@ -23,6 +23,7 @@ from tests.support.run_differences import assert_losses_agree, state_differences
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.trains,
     pytest.mark.skipif(sys.platform != "linux", reason="finds its processes in /proc"),
 ]
 

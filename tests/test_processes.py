@@ -45,7 +45,7 @@ from utils.distributed.world import World
 
 Results = dict[str, list[Any]]  # by name of the job: one result per process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trains]
 
 TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
 SHORT = "--epochs 2 --batch 4 --sync-bn --amp fp64 --noplots --nosave --noval"

@@ -337,6 +337,7 @@ def test_tiled_run_killed_mid_epoch_and_resumed_ends_with_same_bits(
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")
 
 
+@pytest.mark.trains
 def test_run_resumes_mid_epoch_with_other_number_of_processes(attempt, tmp_path):
     """With lr0 0.001, rounding errors grow from 1e-16 to 3e-11; with 0.01 to 2e-6, which could hide
     a fault.

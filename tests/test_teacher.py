@@ -24,6 +24,7 @@ from tests.test_resume import assert_same_bits
 from utils.distributed.world import World
 from utils.files import checkpoint_file
 
+pytestmark = pytest.mark.trains
 NAMES = ["red", "blue", "green"]  # in another order than those of the data
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes")
 

@@ -105,6 +105,7 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 def test_training_overfits_eight_images(start, hyp, tiny_model):
     result, folder = start(
@@ -168,6 +169,7 @@ def test_plots_are_drawn_unless_disabled(start):
     assert not [file for file in bare.iterdir() if file.suffix in (".png", ".jpg", ".html")]
 
 
+@pytest.mark.trains
 def test_same_seed_gives_same_bits(start):
     _, first = start("--epochs", "2", name="a")
     _, second = start("--epochs", "2", name="b")
@@ -198,6 +200,7 @@ def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
     assert without_time(without_workers) == without_time(with_workers)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     "flags", [[], ["--tile", "64", "--tile-overlap", "0.3", "--imgsz", "64"]], ids=" ".join
 )
@@ -341,6 +344,7 @@ def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
 # ---------------------------------------------------------------------- classes and their balance
 
 
+@pytest.mark.trains
 def test_model_of_chosen_classes_is_validated_and_resumed_with_them(
     start, tiny_data, tmp_path, capsys
 ):
