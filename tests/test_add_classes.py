@@ -234,19 +234,18 @@ def test_export(one):
 
 @batch_norm_not_folded()
 @pytest.mark.parametrize("names", [OLD, NEW, [*NEW, *OLD], ["bar", "disc", "red"]])
-def test_export_measures_map_on_data_with_some_of_the_classes(one, data, tmp_path, names):
+def test_export_measures_map_on_data_with_some_of_the_classes(sure, data, tmp_path, names):
     """--int8 does, on data that val.py accepts, too: with the same result."""
-    weights = one / "weights" / "best.pt"
     listed = data.with_name(f"some_{len(names)}_{names[0]}.yaml")
     listed.write_text(f"path: .\ntrain: images\nval: images\nnames: {names}\n")
     words = f"--int8 --data {listed} --workers 0 --cache-dir {tmp_path}"
-    args = export.parse_args(["--weights", str(weights), *words.split()])
-    writer = export.open_writer(weights, args, torch.device("cpu"), say_nothing)
-    images = export.open_dataset_images(args, weights, writer.model, say_nothing)
+    args = export.parse_args(["--weights", str(sure), *words.split()])
+    writer = export.open_writer(sure, args, torch.device("cpu"), say_nothing)
+    images = export.open_dataset_images(args, sure, writer.model, say_nothing)
     images.dataset.read("val")
     found = images.mean_ap(ReferenceBackend(writer.reference))
 
-    expected = validated(weights, tmp_path, "--data", str(listed), "--square").coco.stats["AP"]
+    expected = validated(sure, tmp_path, "--data", str(listed), "--square").coco.stats["AP"]
     assert found == expected
 
 
