@@ -481,7 +481,7 @@ def test_logits_may_have_half_precision(dtype):
     half = logits.to(dtype)
     aligned = task_aligned(boxes.float(), half, points.float(), targets)
     assert_same(
-        as_found(aligned, len(points)), assigned(boxes, half.double(), points, targets), rel=1e-2
+        as_found(aligned, len(points)), assigned(boxes, half.double(), points, targets), rel=3e-2
     )
 
 
