@@ -32,6 +32,8 @@ from tests.support.overfitting import (
 )
 from training.start import start_model
 
+pytestmark = pytest.mark.trains
+
 LEARNED = 0.88  # median IoU, between that of right ports and of ports with a fault
 STEPS_FROM_CHECKPOINT = 3
 LOW_LR = 0.0005
