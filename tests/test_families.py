@@ -7,7 +7,6 @@ test. Full sizes: benchmarks/trainings/overfit.py.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -24,9 +23,9 @@ from tests.support.overfitting import (
     WIDTH,
     draw_shapes,
     first_and_last_loss,
+    iou_of_most,
     overfit,
     overfit_family,
-    shape_ious,
     stacked_images,
     write_narrow_table,
 )
@@ -34,7 +33,7 @@ from training.start import start_model
 
 pytestmark = pytest.mark.trains
 
-LEARNED = 0.88  # median IoU, between that of right ports and of ports with a fault
+LEARNED = 0.87  # IoU of eight of ten shapes, between that of right ports and of ports with a fault
 STEPS_FROM_CHECKPOINT = 3
 LOW_LR = 0.0005
 KEPT = 0.5  # of a random model's loss, between that of trained and of random weights
@@ -133,7 +132,7 @@ def predictions(detector: Detector) -> tuple[Tensor, Tensor]:
 def test_family_overfits_from_scratch(family, trained):
     """IoU depends only on the order of the scores, so their range is tested, too."""
     detector = detector_in(trained(family))
-    assert median(shape_ious(detector)) > LEARNED
+    assert iou_of_most(detector) > LEARNED
 
     with torch.inference_mode():
         raw = detector(stacked_images())

@@ -1,7 +1,7 @@
 r"""How far apart right ports and ports with a planted fault are in tests/test_families.py.
 
-Claim: the median IoU of ten drawn shapes is above tests.test_families.LEARNED for each family, seed
-and instruction set, and below it with each planted fault that moves, swaps or leaves out something.
+Claim: the IoU that eight of ten drawn shapes reach is above tests.test_families.LEARNED for each
+family, seed and instruction set, and below it with each planted fault.
 
     python benchmarks/trainings/narrow_families.py --seeds 20 --faults
     ATEN_CPU_CAPABILITY=default python benchmarks/trainings/narrow_families.py --seeds 5 \
@@ -22,7 +22,6 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -40,9 +39,9 @@ from tests.support.overfitting import (
     IMAGES,
     draw_shapes,
     first_and_last_loss,
+    iou_of_most,
     overfit,
     overfit_family,
-    shape_ious,
     write_narrow_table,
 )
 from tests.test_families import KEPT, LEARNED, LOW_LR, STEPS_FROM_CHECKPOINT
@@ -166,9 +165,9 @@ TRAINING_FAULTS: dict[str, Fault] = {
 
 
 def learned(weights: Path) -> float:
-    """Return the median IoU of a checkpoint."""
+    """Return the IoU that eight of ten shapes reach, of a checkpoint."""
     detector, _ = load_detector(weights)
-    return median(shape_ious(detector.eval()))
+    return iou_of_most(detector.eval())
 
 
 def right_port(
@@ -295,20 +294,20 @@ def report(options: argparse.Namespace) -> list[str]:
         "",
         command_line(),
         "",
-        f"Median IoU of ten shapes: at least {lowest:.3f} in {len(right)} trainings of right "
-        f"ports, at most {highest:.3f} with a planted fault; the test asks for {LEARNED}.",
+        f"IoU that eight of ten shapes reach: at least {lowest:.3f} in {len(right)} trainings of "
+        f"right ports, at most {highest:.3f} with a planted fault; the test asks for {LEARNED}.",
         "",
         f"Loss after {STEPS_FROM_CHECKPOINT} steps, as a share of a random model's first: at most "
         f"{kept:.3f} from the checkpoint, at least {random:.3f} from random weights; the test "
         f"asks for {KEPT}.",
         "",
-        "Least median IoU of right ports:",
+        "Least IoU of right ports:",
         "",
         table(columns, rows),
         "",
-        "Greatest median IoU with a planted fault:",
+        "Greatest IoU with a planted fault:",
         "",
-        table(["fault", "families", "median IoU", "family"], fault_rows),
+        table(["fault", "families", "IoU", "family"], fault_rows),
     ]
 
 
