@@ -22,9 +22,9 @@ from tests.support.overfitting import (
     NAMES,
     WIDTH,
     draw_shapes,
+    few_steps,
     first_and_last_loss,
     iou_of_most,
-    overfit,
     overfit_family,
     stacked_images,
     write_narrow_table,
@@ -34,8 +34,6 @@ from training.start import start_model
 pytestmark = pytest.mark.trains
 
 LEARNED = 0.87  # IoU of eight of ten shapes, between that of right ports and of ports with a fault
-STEPS_FROM_CHECKPOINT = 3
-LOW_LR = 0.0005
 KEPT = 0.5  # of a random model's loss, between that of trained and of random weights
 QUICK = {"yolov3-tiny"}
 TURNED = NAMES[::-1]  # the classes in another order
@@ -167,14 +165,7 @@ def test_family_keeps_what_it_has_learned_in_the_first_steps(
     family, trained, turned_data, tmp_path
 ):
     random_loss, _ = first_and_last_loss(trained(family))
-    best = overfit(
-        tmp_path / "run",
-        turned_data,
-        "--weights",
-        str(trained(family)),
-        steps=STEPS_FROM_CHECKPOINT,
-        lr0=LOW_LR,
-    )
+    best = few_steps(tmp_path / "run", turned_data, family, "--weights", str(trained(family)))
     _, loss = first_and_last_loss(best)
     assert loss < KEPT * random_loss
 
@@ -182,8 +173,6 @@ def test_family_keeps_what_it_has_learned_in_the_first_steps(
 def test_few_steps_teach_a_random_model_nothing(data, tmp_path):
     """So the weights of a checkpoint have arrived if the loss is low after a few steps from it."""
     table = write_narrow_table(tmp_path, "yolov3-tiny")
-    best = overfit(
-        tmp_path / "run", data, "--cfg", str(table), steps=STEPS_FROM_CHECKPOINT, lr0=LOW_LR
-    )
+    best = few_steps(tmp_path / "run", data, "yolov3-tiny", "--cfg", str(table))
     first, last = first_and_last_loss(best)
     assert last > KEPT * first

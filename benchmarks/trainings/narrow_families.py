@@ -36,15 +36,16 @@ from models.detector import Detector
 from models.weights.kestrel import load_detector
 from tests.support.overfitting import (
     FAMILIES,
+    FEW,
     IMAGES,
     draw_shapes,
+    few_steps,
     first_and_last_loss,
     iou_of_most,
-    overfit,
     overfit_family,
     write_narrow_table,
 )
-from tests.test_families import KEPT, LEARNED, LOW_LR, STEPS_FROM_CHECKPOINT
+from tests.test_families import KEPT, LEARNED
 from utils.files.writers import write_json
 from utils.printable import did_you_mean, printable
 from utils.terminal import run_and_exit
@@ -194,10 +195,9 @@ def losses_after_few_steps(
 
     They are shares of the first loss of random weights. best: the trained weights.
     """
-    few = {"steps": STEPS_FROM_CHECKPOINT, "lr0": LOW_LR}
     table = str(write_narrow_table(folder, family))
-    trained = overfit(folder / "trained", data, "--weights", str(best), **few)
-    random = overfit(folder / "random", data, "--cfg", table, "--seed", str(seed), **few)
+    trained = few_steps(folder / "trained", data, family, "--weights", str(best))
+    random = few_steps(folder / "random", data, family, "--cfg", table, "--seed", str(seed))
     first, _ = first_and_last_loss(best)
     return {
         "kept": first_and_last_loss(trained)[1] / first,
@@ -297,7 +297,7 @@ def report(options: argparse.Namespace) -> list[str]:
         f"IoU that eight of ten shapes reach: at least {lowest:.3f} in {len(right)} trainings of "
         f"right ports, at most {highest:.3f} with a planted fault; the test asks for {LEARNED}.",
         "",
-        f"Loss after {STEPS_FROM_CHECKPOINT} steps, as a share of a random model's first: at most "
+        f"Loss after {FEW} steps, as a share of a random model's first: at most "
         f"{kept:.3f} from the checkpoint, at least {random:.3f} from random weights; the test "
         f"asks for {KEPT}.",
         "",

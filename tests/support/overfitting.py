@@ -56,6 +56,8 @@ SHAPES = (  # of each image: class, x and y of the top left corner
 )
 IMAGES = len(SHAPES)
 WIDTH, HEIGHT = 128, 64  # pixels of an image
+FEW = 3  # steps
+LOW_LR = 0.0005
 LATE_SHAPES = 2  # of ten, that a right port may not have learned yet
 CHANNELS = 0.125  # of a narrow model, times those of the table
 
@@ -176,9 +178,18 @@ def overfit(
 def overfit_family(folder: Path, data: Path, family: str, seed: int = 0) -> Path:
     """Train a narrow model of a family from scratch, by its recipe; return the path of best.pt."""
     table = write_narrow_table(folder, family)
-    recipe = next(RECIPES[start] for start in RECIPES if family.startswith(start))
     flags = ("--cfg", str(table), "--seed", str(seed))
-    return overfit(folder / f"seed{seed}", data, *flags, **recipe._asdict())
+    return overfit(folder / f"seed{seed}", data, *flags, **recipe_of(family)._asdict())
+
+
+def few_steps(folder: Path, data: Path, family: str, *flags: str) -> Path:
+    """Train a few small steps, with the gains of a family's recipe; return the path of best.pt."""
+    recipe = recipe_of(family)._replace(steps=FEW, lr0=LOW_LR)
+    return overfit(folder, data, *flags, **recipe._asdict())
+
+
+def recipe_of(family: str) -> Recipe:
+    return next(RECIPES[start] for start in RECIPES if family.startswith(start))
 
 
 def first_and_last_loss(weights: Path) -> tuple[float, float]:
