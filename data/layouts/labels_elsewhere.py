@@ -48,7 +48,8 @@ def find_pair(paths: Sequence[Path]) -> Pair | None:
         return None
     for images, labels in (paths, paths[::-1]):
         has_images = any(map(is_image_name, _files_in(images)))
-        if has_images and _are_labels(_files_in(labels)) and not _has_labels(images):
+        is_pair = has_images and _are_labels(_files_in(labels))
+        if is_pair and not _has_labels(images, besides=labels):
             return Pair(images, labels)
     return None
 
@@ -105,12 +106,13 @@ def _archive_of_labels(folder: Path) -> Path | None:
     return of_labels[0] if len(of_labels) == 1 else None
 
 
-def _has_labels(path: Path) -> bool:
-    """Whether a folder has labels of the images in it."""
+def _has_labels(path: Path, besides: Path | None = None) -> bool:
+    """Whether a folder has labels of the images in it, besides those in another folder."""
     if not path.is_dir():
         return False
-    if next(label_files_of(path), None) is not None:
-        return True
+    for file in label_files_of(path):
+        if besides is None or not Path(file).is_relative_to(besides):
+            return True
     return bool(annotation_layouts(path, list(walk_folders(path))))
 
 

@@ -73,6 +73,16 @@ def test_a_folder_and_a_file_of_labels_are_used(tmp_path):
     assert set(map(tuple, found.values())) == {("dog",)}
 
 
+def test_labels_in_their_usual_place_may_be_given_too(tmp_path):
+    images = image_folder(tmp_path / "set" / "images", 5, names="")
+    labels = tmp_path / "set" / "labels"
+    labels.mkdir()
+    for file in images.glob("*.txt"):
+        file.rename(labels / file.name)
+    dataset = opened(images, labels, cache=tmp_path / "cache", names=("cat", "dog"))
+    assert list(class_names_by_image(dataset).values()) == [["dog"]] * 5
+
+
 def test_images_that_have_labels_and_other_archives_are_no_pair(tmp_path):
     labeled = image_folder(tmp_path / "labeled", 2)
     archive = labels_zip(tmp_path / "labels.zip")
