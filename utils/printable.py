@@ -1,5 +1,6 @@
 """Text that is safe to print in a message: one line, no control characters, of limited length."""
 
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -60,11 +61,21 @@ def counted(number: int, noun: str) -> str:
 def plural(noun: str) -> str:
     """Return the plural of a noun.
 
-    >>> plural("class"), plural("image")
-    ('classes', 'images')
+    The word before a preposition gets the ending.
+
+    >>> plural("class"), plural("image"), plural("batch"), plural("copy"), plural("key")
+    ('classes', 'images', 'batches', 'copies', 'keys')
+    >>> plural("set of keypoints"), plural("box without size")
+    ('sets of keypoints', 'boxes without size')
     """
-    ending = "es" if noun.endswith(("s", "x")) else "s"
-    return f"{noun}{ending}"
+    head, preposition, rest = re.split(r"( (?:of|in|with|without) |$)", noun, maxsplit=1)
+    if re.search("[^aeiou]y$", head):
+        head = f"{head[:-1]}ies"
+    elif head.endswith(("s", "x", "z", "ch", "sh")):
+        head = f"{head}es"
+    else:
+        head = f"{head}s"
+    return f"{head}{preposition}{rest}"
 
 
 def excerpt(text: str | bytes, length: int = 40) -> str:
