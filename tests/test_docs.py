@@ -899,7 +899,7 @@ def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
     ]
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
     done = subprocess.run(
-        [*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/exp/weights/best.pt").exists()

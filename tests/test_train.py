@@ -502,7 +502,7 @@ def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, micro_model, tmp_p
         while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=300)
         assert (process.returncode, errors) == (130, "interrupted\n")
         assert said.endswith(f"continue with --resume {tmp_path}/exp/weights/last.pt\n")
         with pytest.raises(ProcessLookupError):
@@ -693,7 +693,7 @@ def test_train_script_exits_2_on_invalid_flag(tmp_path):
     flags, sentence = ["--epochs", "0"], "--epochs 0: train for 1 epoch or more"
     command = [sys.executable, str(ROOT / "train.py"), *flags]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
     )
     assert done.returncode == 2
     assert sentence in done.stderr

@@ -195,7 +195,7 @@ def completed(line: str, script: str, folder: Path) -> list[str]:
         "COMP_POINT": str(len(line)),
     }
     command = [sys.executable, str(ROOT / script)]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, timeout=60)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return answer.read_text().split("\n")
 

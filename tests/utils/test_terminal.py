@@ -199,7 +199,7 @@ def test_program_goes_on_when_nobody_reads_its_pipes(end, code, unbuffered):
     both = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=writer)
     one = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    _, err = one.communicate(timeout=60)
+    _, err = one.communicate(timeout=300)
     assert (both.wait(60), one.returncode) == (code, code)
     assert "Traceback" not in err
     assert "ignored" not in err

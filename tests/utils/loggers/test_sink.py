@@ -399,7 +399,7 @@ def test_process_ends_although_a_logger_blocks_at_exit(tmp_path, monkeypatch):
     monkeypatch.setenv("KESTREL_LOGGER_WAIT", "0.3")
     code = BLOCKED_EXIT.format(root=str(ROOT), folder=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Blocking: was not done 0.3 s after the end")

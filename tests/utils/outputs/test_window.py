@@ -230,7 +230,7 @@ def test_real_window_on_a_virtual_display():
             }
             command = [sys.executable, "-c", REAL]
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
             )
         finally:
             server.terminate()
