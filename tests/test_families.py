@@ -7,6 +7,7 @@ test. Full sizes: benchmarks/trainings/overfit.py.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ from tests.support.overfitting import (
     draw_shapes,
     few_steps,
     first_and_last_loss,
-    iou_of_most,
+    found_shapes,
     overfit_family,
+    shape_ious,
     stacked_images,
     write_narrow_table,
 )
@@ -33,7 +35,8 @@ from training.start import start_model
 
 pytestmark = pytest.mark.trains
 
-LEARNED = 0.87  # IoU of eight of ten shapes, between that of right ports and of ports with a fault
+LEARNED = 0.88  # median IoU, between that of right ports and of ports with a fault
+FOUND = 7  # shapes of ten, which right ports find, or more, but not those that swap x and y
 KEPT = 0.5  # of a random model's loss, between that of trained and of random weights
 QUICK = {"yolov3-tiny"}
 TURNED = NAMES[::-1]  # the classes in another order
@@ -130,7 +133,9 @@ def predictions(detector: Detector) -> tuple[Tensor, Tensor]:
 def test_family_overfits_from_scratch(family, trained):
     """IoU depends only on the order of the scores, so their range is tested, too."""
     detector = detector_in(trained(family))
-    assert iou_of_most(detector) > LEARNED
+    ious = shape_ious(detector)
+    assert median(ious) > LEARNED
+    assert found_shapes(ious) >= FOUND
 
     with torch.inference_mode():
         raw = detector(stacked_images())
