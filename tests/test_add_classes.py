@@ -321,7 +321,7 @@ def end_of_run(size: int, words: list[str], folder: Path, **variables: str) -> l
     environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
     given = [each | variables for each in environments]
     with forked(given, words, folder / "io") as ranks:
-        codes = [rank.end(120) for rank in ranks]
+        codes = [rank.end(300) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
         return codes
 

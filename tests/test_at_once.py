@@ -30,7 +30,7 @@ def run_simultaneously(arguments: Sequence[str], folder: Path, script: str = "tr
     """Start four runs of the same command at once; return them when all have succeeded."""
     with forked([{}] * NUM_RUNS, arguments, folder, script=script) as runs:
         for run in runs:
-            assert run.end(100) == 0, run.err
+            assert run.end(300) == 0, run.err
     return runs
 
 
@@ -219,7 +219,7 @@ def test_train_and_val_run_with_read_only_data(
     )
     with training as (train,), validation as (val,):
         for run in (train, val):
-            assert run.end(100) == 0, run.err
+            assert run.end(300) == 0, run.err
     assert file_states(data.parent) == before
     assert (tmp_path / "train" / "metrics.json").exists()
     assert (tmp_path / "val" / "metrics.json").exists()

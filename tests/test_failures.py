@@ -380,7 +380,7 @@ def test_processes_end_when_launcher_is_killed(spawned, tmp_path):
 
 def test_spawn_reports_invalid_batch_size_in_one_line(spawned):
     job = spawned("many_cores", "--spawn", "2", "--batch", "5")
-    assert job.end(60) == 2
+    assert job.end(300) == 2
     why = "--batch-size 5 is the total over all processes"
     sentence = f"error: {why}: choose a multiple of 2, the number of processes (WORLD_SIZE)\n"
     assert (job.parent.err, job.parent.out) == (sentence, "")
@@ -430,7 +430,7 @@ def end(
                 time.sleep(0.05)
                 for rank in ranks:
                     rank.process.terminate()
-            codes = [rank.end(60) for rank in ranks]
+            codes = [rank.end(300) for rank in ranks]
             return Outcome(codes, [rank.err for rank in ranks], time.time() - stamp.stat().st_mtime)
 
     return run
@@ -505,7 +505,7 @@ def test_others_report_rank_killed_outside_collectives(flags, stamp, tmp_path):
     port = free_port()
     environments = [rank_environment(rank, 4, port) | variables for rank in range(4)]
     with forked(environments, [*flags, "--dist-timeout", "5"], tmp_path / "io") as ranks:
-        assert [rank.end(60) for rank in ranks] == [1, -signal.SIGKILL, 1, 1]
+        assert [rank.end(300) for rank in ranks] == [1, -signal.SIGKILL, 1, 1]
         assert error_lines(ranks[0].err) == [
             "error: rank 1 gave no sign of life for 5 s (--dist-timeout)"
         ]
@@ -520,7 +520,7 @@ def test_job_ends_when_dataloader_worker_is_killed(flags, tiny_model, stamp, tmp
     environments = [rank_environment(rank, size, port) | variables for rank in range(size)]
     words = [*flags, "--cfg", tiny_model, "--workers", "2"]
     with forked(environments, words, tmp_path / "io") as ranks:
-        assert [rank.end(60) for rank in ranks] == [1] * size
+        assert [rank.end(300) for rank in ranks] == [1] * size
         reason = "error: a DataLoader worker died, probably out of memory: use fewer --workers"
         last = tmp_path / "exp" / "weights" / "last.pt"
         advice = f"; continue with --resume {last}" if last.exists() else ""
@@ -550,7 +550,7 @@ def assert_all_refuse(
     late: Mapping[int, float],
 ) -> None:
     with forked(environments, flags, folder / "io", delays=late) as ranks:
-        assert [rank.end(60) for rank in ranks] == [2] * len(environments), (
+        assert [rank.end(300) for rank in ranks] == [2] * len(environments), (
             ranks[0].err + ranks[1].err
         )
         errors = "".join(rank.err for rank in ranks)
@@ -648,7 +648,7 @@ def test_invalid_input_gives_one_error_line_and_no_run_folder(name, flags, tmp_p
 def test_input_error_found_after_reading_data_is_printed_once_by_rank_0(name, flags, tmp_path):
     environments, more, sentence = DATA_REFUSALS[name]
     with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
-        assert [rank.end(60) for rank in ranks] == [2, 2]
+        assert [rank.end(300) for rank in ranks] == [2, 2]
         assert sentence in ranks[0].err
         assert (ranks[0].err.count("\n"), ranks[1].err) == (1, "")
     assert not (tmp_path / "exp").exists()
@@ -690,7 +690,7 @@ def test_every_process_reports_invalid_rendezvous_variables(name, tmp_path):
     script = ("train", "val")[list(NO_RENDEZVOUS).index(name) % 2]
     environments, sentence = NO_RENDEZVOUS[name]
     with forked(environments, ["--device", "cpu"], tmp_path / "io", script=script) as ranks:
-        assert [rank.end(60) for rank in ranks] == [2] * len(environments)
+        assert [rank.end(300) for rank in ranks] == [2] * len(environments)
         assert [rank.err for rank in ranks] == [f"error: {sentence}\n"] * len(environments)
         assert not any(rank.out for rank in ranks)
 
@@ -708,7 +708,7 @@ def test_processes_starting_seconds_apart_print_one_error_line(flags, tmp_path):
             ranks = stack.enter_context(forked(processes, [*flags, *more], folder, delays=late))
             jobs.append((ranks, sentence))
         for ranks, sentence in jobs:
-            assert [rank.end(60) for rank in ranks] == [2, 2]
+            assert [rank.end(300) for rank in ranks] == [2, 2]
             assert sentence in ranks[0].err
             assert (ranks[0].err.count("\n"), ranks[1].err) == (1, "")
 
@@ -718,7 +718,7 @@ def test_torchrun_job_reports_unknown_flag_in_one_line(tmp_path):
     logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3"]
     words = [*TWO_PROCESSES, *logs, SCRIPT, "--bogus"]
     with forked_launcher(words, tmp_path, KESTREL_LATE="1") as job:
-        assert job.end(60) == 1
+        assert job.end(300) == 1
         assert exit_codes(job) == [2, 2]
     errors = {file.parent.name: file.read_text() for file in tmp_path.glob("logs/*/*/*/stderr.log")}
     assert errors == {"0": "error: unknown flag --bogus; --help lists the flags\n", "1": ""}
@@ -728,7 +728,7 @@ def test_error_is_reported_although_other_rank_never_starts(flags, tmp_path):
     """Rank 0 may accept the input, and start late."""
     environment = rank_environment(1, 2, free_port()) | fault("short_join")
     with forked([environment], [*flags, "--bogus"], tmp_path / "io") as (rank,):
-        assert rank.end(60) == 2
+        assert rank.end(300) == 2
         assert rank.err == "error: unknown flag --bogus; --help lists the flags\n"
 
 
@@ -773,5 +773,5 @@ def test_lone_rank_exits_soon_after_rendezvous_timeout(flags, tmp_path, rank):
 def test_training_works_with_closed_standard_streams(flags, tmp_path):
     """As with `>&- 2>&-`. Output of libraries must not end up in the files of the run."""
     with forked([fault("closed_streams")], [*flags, "--epochs", "1"], tmp_path / "io") as (rank,):
-        assert rank.end(60) == 0
+        assert rank.end(300) == 0
     assert checkpoint_file.load(tmp_path / "exp" / "weights" / "last.pt")["epoch"] == 1

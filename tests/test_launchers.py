@@ -51,7 +51,7 @@ def single_process_run(
     with forked([{}], small_run_flags(tiny_data, micro_model, folder, *EXACT), folder / "io") as (
         rank,
     ):
-        assert rank.end(120) == 0, rank.err
+        assert rank.end(300) == 0, rank.err
     return folder / "exp"
 
 
@@ -64,7 +64,7 @@ def test_torchrun_results_match_single_process(single_process_run, flags, tmp_pa
     """The command line itself, with processes that are not forked."""
     command = [*TORCHRUN, *TWO_PROCESSES, TRAIN, *flags]
     with launched(command, tmp_path / "io") as job:
-        assert job.end(120) == 0, job.err
+        assert job.end(300) == 0, job.err
     assert job.out.count("batch 4 (2 in each of 2 processes)") == 1  # only rank 0 prints
     assert job.out.count("see ") == 1
     assert_same_training(tmp_path / "exp", single_process_run)
@@ -78,7 +78,7 @@ def test_torch_distributed_launch_results_match_single_process(
     pytest.importorskip(module, reason="this torch does not have it")
     words = [*form, *TWO_PROCESSES, "--master_port", str(free_port()), TRAIN, *flags]
     with forked_launcher(words, tmp_path / "io", module=module) as job:
-        assert job.end(120) == 0, job.err
+        assert job.end(300) == 0, job.err
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
@@ -90,7 +90,7 @@ def run_forked_script(
     with forked(environments, flags, folder / "io", script=script, real_workers=real_workers) as (
         rank,
     ):
-        assert rank.end(120) == 0, rank.err
+        assert rank.end(300) == 0, rank.err
         assert rank.err == ""
         return rank.out
 
@@ -151,7 +151,7 @@ def manual_launch(form: str, folder: Path) -> tuple[list[dict[str, str]], list[s
 def test_manual_launch_results_match_single_process(single_process_run, flags, tmp_path, form):
     environments, url = manual_launch(form, tmp_path)
     with forked(environments, [*flags, *url], tmp_path / "io") as ranks:
-        assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
+        assert [rank.end(300) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
         assert "2 in each of 2 processes" in ranks[0].out
         assert (ranks[1].out, ranks[0].err, ranks[1].err) == ("", "", "")
     assert_same_training(tmp_path / "exp", single_process_run)
@@ -163,7 +163,7 @@ def test_slurm_batch_script_runs_as_single_process(single_process_run, flags, tm
     """
     batch = {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     with forked([batch], [*flags, "--dist-timeout", "2"], tmp_path / "io") as (rank,):
-        assert rank.end(60) == 0, rank.err
+        assert rank.end(300) == 0, rank.err
     assert_same_training(tmp_path / "exp", single_process_run)
 
 
@@ -180,5 +180,5 @@ def test_rendezvous_file_of_killed_run_can_be_reused(single_process_run, flags, 
             os.kill(rank.process.pid, signal.SIGKILL)
             rank.end(20)
     with forked(environments, [*flags, *url], tmp_path / "io", delays={0: 1}) as ranks:
-        assert [rank.end(120) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
+        assert [rank.end(300) for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
     assert_same_training(tmp_path / "exp2", single_process_run)

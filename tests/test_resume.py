@@ -221,7 +221,7 @@ def attempts_in(folder: Path, data: Path, model: str) -> Attempt:
         with forked(
             [environment | faults for environment in environments], words, folder / "io"
         ) as ranks:
-            return [rank.end(180) for rank in ranks]
+            return [rank.end(300) for rank in ranks]
 
     return one
 

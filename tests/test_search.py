@@ -82,7 +82,7 @@ def start(
         ]
         io = folder / "io" / f"{len(list(folder.glob('io/*')))}"
         with forked(environments, words, io) as ranks:
-            codes = [rank.end(180) for rank in ranks]
+            codes = [rank.end(300) for rank in ranks]
         assert killed or not any(codes), "".join(rank.err for rank in ranks)
         return codes
 

@@ -162,7 +162,7 @@ def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> l
     with forked(
         [variables | REGISTERED | faults for variables in environments], words, folder / "io"
     ) as ranks:
-        codes = [rank.end(120) for rank in ranks]
+        codes = [rank.end(300) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
         return codes
 

@@ -214,7 +214,7 @@ def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> l
     port = free_port()
     environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
     with forked([each | faults for each in environments], words, folder / "io") as ranks:
-        codes = [rank.end(120) for rank in ranks]
+        codes = [rank.end(300) for rank in ranks]
         assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
         return codes
 

@@ -705,7 +705,7 @@ def test_train_script_exits_2_on_invalid_flag(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process")
 def test_train_script_exits_2_on_missing_data(tmp_path):
     with forked([{}], ["--data", "nowhere.yaml"], tmp_path) as (run,):
-        assert run.end(120) == 2
+        assert run.end(300) == 2
     assert "nowhere.yaml" in run.err
     assert run.err.count("\n") == 1
     assert {file.name for file in run.folder.iterdir()} == {"stdout", "stderr"}

@@ -9,8 +9,8 @@ What makes them quick and certain:
   3 % above the variance that it trains with, which costs 0.05 of the mean IoU.
 - What a model has learned is the median of the IoUs of ten shapes, and how many it finds. One or
   two shapes may be learned late, which ones depends on rounding, so on the processor: they move
-  neither far. With boxes that are 2 px off, every IoU is 0.83 or less; ports that swap x and y find six
-  shapes, those of the left half.
+  neither far. With boxes that are 2 px off, every IoU is 0.83 or less; ports that swap x and y find
+  six shapes, those of the left half.
 - The model sees each image as it was trained, without the gray border of half a stride of val.py's
   canvas, which it has never seen.
 

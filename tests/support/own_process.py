@@ -28,7 +28,7 @@ def run_in_new_process(function: Callable[..., T], *arguments: object) -> T:
         return pool.submit(function, *arguments).result()
 
 
-def run_program(code: str, *arguments: object, folder: Path, seconds: float = 120) -> Finished:
+def run_program(code: str, *arguments: object, folder: Path, seconds: float = 300) -> Finished:
     """Run `python -c code arguments` in a folder, in a process forked from one that has imported
     torch and Kestrel.
 

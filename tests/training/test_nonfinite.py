@@ -334,7 +334,7 @@ def test_two_processes_skip_nonfinite_steps_together(flags, tmp_path, fault):
     with forked(
         [rank_environment(rank, 2, port) | faults for rank in range(2)], flags, tmp_path / "io"
     ) as ranks:
-        codes = [rank.end(60) for rank in ranks]
+        codes = [rank.end(300) for rank in ranks]
         out, errors = ranks[0].out, ranks[0].err + ranks[1].err
     assert all_finite(tmp_path / "exp" / "weights" / "last.pt")
     if fault == "rank_1_corrupts_some_losses":

@@ -171,7 +171,7 @@ def attempt(flags: list[str], tmp_path: Path) -> Attempt:
             rank_environment(rank, size, port) | elastic | faults for rank in range(size)
         ]
         with forked(environments, [*flags, *more], tmp_path / "io") as ranks:
-            return [rank.end(60) for rank in ranks]
+            return [rank.end(300) for rank in ranks]
 
     return one
 
@@ -202,7 +202,7 @@ def test_run_continues_after_torchrun_restart(flags, attempt, tmp_path):
     words = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "1", SCRIPT, *flags]
     fault = "tests.training.checkpoints.test_restart:dies_once"
     with forked_launcher(words, tmp_path / "io", KESTREL_FAULT=fault) as job:
-        assert job.end(120) == 0, job.err
+        assert job.end(300) == 0, job.err
         assert job.out.count("restarted by the launcher\nresuming") == 1
     assert run_names(tmp_path) == ["exp"]
     assert attempt(2, launcher=False) == [0, 0]  # another launch, not interrupted
