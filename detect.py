@@ -217,6 +217,7 @@ from utils.threads import map_ahead, prefetch
 AHEAD = 2  # batches of frames that are decoded while the model runs
 # in which all threads detect at the same time; about as many wait for them or for the outputs
 MAX_FRAMES = 32
+MAX_BYTES = 2 * 2**30  # of the frames that they detect in, or that wait to be written
 
 
 def main(args: Namespace) -> Counter[int]:
@@ -435,8 +436,19 @@ def detect_frames(
     def take_share_of_cores() -> None:
         torch.set_num_threads(max(1, cores // detector.threads))
 
+    def size_of(batch: list[Frame]) -> int:
+        return sum(frame.image.nbytes for frame in batch)
+
     batches = iter(lambda: list(islice(frames, batch_size)), [])
-    for batch in map_ahead(detect, batches, detector.threads, start=take_share_of_cores):
+    detected = map_ahead(
+        detect,
+        batches,
+        detector.threads,
+        start=take_share_of_cores,
+        size=size_of,
+        most=MAX_BYTES,
+    )
+    for batch in detected:
         yield from batch
 
 

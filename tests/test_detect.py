@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import cv2
@@ -663,3 +664,24 @@ def test_file_with_suppression_inside_says_the_scores_that_it_keeps(exports, pho
     assert 0 <= expected - said_score(capsys.readouterr().out) < 0.0011
     # Of lower scores it says that they are not known: tests/models/test_highest_score.py
     assert load(file, device="cpu").highest_score().model_confidence == pytest.approx(0.3)
+
+
+def test_frames_in_flight_are_bounded_by_their_bytes_too(monkeypatch):
+    """Each has 12 bytes: of 24 bytes, two are in flight, whatever the number of threads."""
+    monkeypatch.setattr(detect, "MAX_BYTES", 24)
+    asked = []
+
+    def frames():
+        for number in range(6):
+            asked.append(number)
+            yield SimpleNamespace(image=np.zeros((2, 2, 3), np.uint8), number=number)
+
+    def detect_arrays(pixels, **_):
+        return list(pixels)
+
+    detector = SimpleNamespace(threads=4, detect_arrays=detect_arrays)
+    results = detect.detect_frames(detector, frames(), 1, 4, None, None)
+    for number in range(4):
+        assert next(results)[0].number == number
+        assert asked == list(range(number + 2))
+    assert [frame.number for frame, _ in results] == [4, 5]

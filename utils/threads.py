@@ -68,12 +68,22 @@ def map_ahead(
     items: Iterable[Item],
     threads: int,
     start: Callable[[], None] = lambda: None,
+    *,
+    size: Callable[[Item], int] = lambda _: 0,
+    most: int = 1,
 ) -> Iterator[Result]:
     """Iterate over the results in the order of the items, at most two per thread ahead.
 
     So only few are in memory. With one thread there is none ahead, and each item is asked for when
-    its result is; `function` is then called in the thread of the caller. start: called first in
-    each other thread.
+    its result is; `function` is then called in the thread of the caller.
+
+    Args:
+        function: called in several threads at the same time.
+        items: to call it with.
+        threads: how many there are.
+        start: called first in each other thread.
+        size: of an item, in bytes for example.
+        most: no item is begun while those ahead have this size or more together.
 
     >>> list(map_ahead(abs, [-3, 2, -1], threads=2)), list(map_ahead(abs, [], threads=2))
     ([3, 2, 1], [])
@@ -83,18 +93,25 @@ def map_ahead(
         return
 
     remaining = iter(items)
-    started: deque[Future[Result]] = deque()
+    started: deque[tuple[Future[Result], int]] = deque()
     with ThreadPoolExecutor(threads, initializer=start) as pool:
         try:
             while True:
-                room = 2 * threads - len(started)
-                for item in islice(remaining, room):
-                    started.append(pool.submit(function, item))
+                size_ahead = sum(item_size for _, item_size in started)
+                while len(started) < 2 * threads and size_ahead < most:
+                    try:
+                        item = next(remaining)
+                    except StopIteration:
+                        break
+                    item_size = size(item)
+                    size_ahead += item_size
+                    started.append((pool.submit(function, item), item_size))
                 if not started:
                     return
-                yield started.popleft().result()
+                future, _ = started.popleft()
+                yield future.result()
         finally:
-            for future in started:
+            for future, _ in started:
                 future.cancel()
 
 

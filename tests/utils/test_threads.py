@@ -45,6 +45,19 @@ def test_at_most_two_items_per_thread_are_started_ahead(threads, ahead):
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize(("most", "ahead"), [(1, 1), (10, 1), (11, 2), (25, 3), (10**9, 6)])
+def test_items_are_started_ahead_up_to_a_size(most, ahead):
+    """Each of size 10; three threads have six items at most."""
+    asked: list[int] = []
+    items = (asked.append(number) or number for number in range(9))
+    results = map_ahead(abs, items, 3, size=lambda _: 10, most=most)
+    for number in range(3):
+        assert next(results) == number
+        assert asked == list(range(number + ahead))
+    assert [*results] == [*range(3, 9)]
+    assert [*map_ahead(abs, [], 3, size=lambda _: 10, most=most)] == []
+
+
 def test_error_is_raised_after_the_results_before_it():
     results = map_ahead(lambda number: 6 // number, [3, 2, 0, 1], 2)
     assert [next(results), next(results)] == [2, 3]
