@@ -11,7 +11,7 @@ from typing import NamedTuple
 from data.dataset_yaml import DataSpec, read_data_yaml
 from data.formats.base import ClassNames
 from data.formats.registry import YOLO_TEXT, format_of, label_files_of
-from data.formats.yolo_txt import is_list_of_images
+from data.formats.yolo_txt import is_list_of_images, listed_names
 from data.images import find_images
 from data.layouts.base import Layout
 from utils.printable import printable
@@ -31,16 +31,18 @@ class Surrounded(NamedTuple):
 def with_surroundings(path: Path, layout: Layout, *, has_names: bool) -> Surrounded:
     """Return the layout of a path with the classes of a data YAML that lists its images.
 
-    They are used for label files that have only numbers, unless it renames classes. has_names:
-    whether the classes are named by flags.
+    They are used for label files that have only numbers and no list of names near them, such as
+    classes.txt, unless the data YAML renames classes. has_names: whether flags name the classes.
+
+    Raises ValueError with the path of a list of names that cannot be read.
     """
     notes = _labels_beside(path, layout)
     spec = _yaml_above(path)
     if spec is None:
         return Surrounded(layout, notes)
 
-    are_numbers = all(format_of(source) is YOLO_TEXT for source in layout.label_sources)
-    uses_names = are_numbers and layout.names is None and not (has_names or spec.label_names)
+    is_named = has_names or layout.names is not None or bool(spec.label_names)
+    uses_names = not is_named and _has_only_numbers(layout)
     file = printable(spec.file)
     if uses_names:
         names = ClassNames(spec.names, str(spec.file))
@@ -49,6 +51,14 @@ def with_surroundings(path: Path, layout: Layout, *, has_names: bool) -> Surroun
     else:
         said = f"names and splits of {file} are not used: --data {file} uses them"
     return Surrounded(layout, [*notes, f"{printable(path)}: {said}"])
+
+
+def _has_only_numbers(layout: Layout) -> bool:
+    """Whether nothing at all names the classes of a layout's label files."""
+    sources = layout.label_sources
+    if any(format_of(source) is not YOLO_TEXT for source in sources):
+        return False
+    return not any(listed_names(source) for source in sources)
 
 
 def _yaml_above(path: Path) -> DataSpec | None:

@@ -22,6 +22,7 @@ def names_in_zip(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
     Names that are not marked as UTF-8 are read as UTF-8 or as GBK if all of them are that.
 
     >>> info = zipfile.ZipInfo()
+    >>> info.create_system = 0  # DOS and Windows; 3 on Linux
     >>> info.orig_filename = "图\\a.png".encode("gbk").decode("cp437")
     >>> names_in_zip([info])
     ['图/a.png']

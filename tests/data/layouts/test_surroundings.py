@@ -47,6 +47,13 @@ def test_names_that_are_not_used_are_said(data_set, tmp_path):
     assert (names, sentence in said) == (["0", "1"], True)
 
 
+def test_a_list_of_names_beside_the_labels_is_nearer_than_a_data_yaml(data_set, tmp_path):
+    (data_set / "train" / "classes.txt").write_text("tiger\nwolf\nbear\n")
+    names, said = said_of(data_set / "train", cache=tmp_path / "cache")
+    assert names == ["tiger", "wolf", "bear"]
+    assert any("names and splits of" in line for line in said)
+
+
 def test_a_data_yaml_of_other_images_is_not_used(data_set, tmp_path):
     text = "train: elsewhere\nval: elsewhere\nnames: [cat, dog]\n"
     (data_set / "data.yaml").write_text(text)
