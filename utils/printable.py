@@ -65,13 +65,13 @@ def plural(noun: str) -> str:
 
     >>> plural("class"), plural("image"), plural("batch"), plural("copy"), plural("key")
     ('classes', 'images', 'batches', 'copies', 'keys')
-    >>> plural("set of keypoints"), plural("box without size")
-    ('sets of keypoints', 'boxes without size')
+    >>> plural("set of keypoints"), plural("box without size"), plural("epoch")
+    ('sets of keypoints', 'boxes without size', 'epochs')
     """
     head, preposition, rest = re.split(r"( (?:of|in|with|without) |$)", noun, maxsplit=1)
     if re.search("[^aeiou]y$", head):
         head = f"{head[:-1]}ies"
-    elif head.endswith(("s", "x", "z", "ch", "sh")):
+    elif head.endswith(("s", "x", "z", "ch", "sh")) and not head.endswith("epoch"):
         head = f"{head}es"
     else:
         head = f"{head}s"
