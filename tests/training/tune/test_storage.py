@@ -12,6 +12,7 @@ from training.tune.storage import Storage
 from utils.terminal import FaultError
 
 optuna = pytest.importorskip("optuna", reason="an optional package")
+make_url = pytest.importorskip("sqlalchemy.engine", reason="a package of Optuna").make_url
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,10 @@ def test_default_database_is_in_a_folder_of_any_name(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     (tmp_path / "a b").mkdir()  # what a%20b must not become
+    if "?" in name and make_url("sqlite:///a%3Fb").database != "a?b":  # SQLAlchemy 2.0
+        with pytest.raises(ValueError, match="the installed SQLAlchemy cannot open a database"):
+            Storage("", folder)
+        return
     Storage("", folder).open()
     assert list(tmp_path.glob("**/*.db")) == [folder / "study.db"]
 
