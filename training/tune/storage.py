@@ -112,6 +112,19 @@ class Storage:
         except self._kinds_of_errors() as error:
             raise FaultError(f"--storage {self.shown}: {self.without_secrets(error)}") from None
 
+    @contextmanager
+    def readable_entries(self) -> Iterator[None]:
+        """Raise FaultError if an entry of the storage, read in the block, is not one of a search.
+
+        The block does nothing else: any error of a value in it is one of an entry.
+        """
+        with self.errors_in_a_sentence():
+            try:
+                yield
+            except (ValueError, *OTHER_ENTRIES) as error:
+                cause = self.without_secrets(error)
+                raise FaultError(f"--storage {self.shown}: an entry is damaged ({cause})") from None
+
     def _kinds_of_errors(self) -> tuple[type[Exception], ...]:
         """Return what a storage that fails may raise. Other exceptions are bugs."""
         exceptions = import_optional("optuna.exceptions", PURPOSE)

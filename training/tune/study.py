@@ -29,12 +29,13 @@ from utils.files.disk import exclusive_access, lock_folder
 from utils.files.folders import lies_in
 from utils.log import Say
 from utils.optional_packages import import_optional
-from utils.printable import counted, printable
+from utils.printable import counted, excerpt, printable
 
 POLL_S = 0.1
 CLAIM_S = 60.0  # the longest time between a trial's first entry and its index
 WORKER = re.compile(r"[\w-]{1,255}", re.ASCII)  # a process, and its folder
 RANDOM_TRIALS = 10  # before TPE has something to model
+SETTINGS_OF_TRIAL = {"optimizer", "batch_size", "hyp"}  # stored when a training ends
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,22 @@ class Study:
             "hyperband": pruners.HyperbandPruner(min_resource=1, max_resource=epochs),
             "none": pruners.NopPruner(),
         }[self.settings.pruner]
-        return self.optuna.create_study(
-            study_name=self.settings.name,
-            storage=self.storage.open(),
-            direction="maximize",
-            pruner=pruner,
-            load_if_exists=True,
-        )
+        storage = self.storage.open()
+        with self.storage.readable_entries():
+            study = self.optuna.create_study(
+                study_name=self.settings.name,
+                storage=storage,
+                direction="maximize",
+                pruner=pruner,
+                load_if_exists=True,
+            )
+            self._stored_settings = dict(study.user_attrs.get("settings", {}))
+        return study
 
     def _require_same_settings(self) -> None:
         """Raise ValueError if trials of the study had other settings."""
         wanted = dict(self.settings.compared)
-        stored = self.study.user_attrs.get("settings", {})
+        stored = self._stored_settings
         self._fail_dead_trials()
         counting = [trial for trial in self.trials() if trial.state != self.states.FAIL]
         if not counting:
@@ -146,9 +151,14 @@ class Study:
             )
 
     def trials(self) -> Sequence[Any]:
-        """Return all trials, as Optuna's frozen trials."""
-        with self.storage.errors_in_a_sentence():
+        """Return all trials, as Optuna's frozen trials.
+
+        Raises FaultError if one of them was changed by hand, so that it cannot be read.
+        """
+        with self.storage.readable_entries():
             found: Sequence[Any] = self.study.get_trials(deepcopy=False)
+            for trial in found:
+                require_readable(trial)
         return found
 
     # ---- claiming a trial
@@ -272,8 +282,15 @@ class Study:
             self.study.tell(trial, **result)
 
     def best(self) -> Any | None:
-        """Return the completed trial of the highest fitness, the first of equal ones, or None."""
-        completed = [trial for trial in self.trials() if trial.state == self.states.COMPLETE]
+        """Return the completed trial of the highest fitness, the first of equal ones, or None.
+
+        Trials that somebody has completed by hand have no settings, and are left out.
+        """
+        completed = [
+            trial
+            for trial in self.trials()
+            if trial.state == self.states.COMPLETE and trial.user_attrs.keys() >= SETTINGS_OF_TRIAL
+        ]
         return max(completed, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def describe(self) -> str:
@@ -284,6 +301,17 @@ class Study:
         parts = [f"{count} {word}" for word, count in counts.items() if count]
         total = counted(self.settings.trials, "trial")
         return f"{', '.join(parts) or 'none'} of {total}"
+
+
+def require_readable(trial: Any) -> None:
+    """Raise TypeError if a trial's own values have other types than those of `Study`."""
+    types = {"worker": str, "index": int, "optimizer": str, "batch_size": int, "hyp": dict}
+    for name, expected in types.items():
+        value = trial.user_attrs.get(name)
+        if value is not None and type(value) is not expected:
+            raise TypeError(f"trial {trial.number}: {name} is {excerpt(str(value))}")
+    if not isinstance(trial.value, float | None):
+        raise TypeError(f"trial {trial.number}: fitness is {excerpt(str(trial.value))}")
 
 
 def worker_of(trial: Any) -> str:

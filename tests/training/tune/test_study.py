@@ -3,9 +3,12 @@
 import csv
 import os
 import random
+import re
+import sqlite3
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from training.tune.space import Parameter
 from training.tune.storage import Storage
 from training.tune.study import Study, StudySettings
 from utils.log import say_nothing
+from utils.terminal import FaultError
 
 pytest.importorskip("optuna", reason="an optional package")
 
@@ -238,6 +242,46 @@ def test_trial_that_somebody_has_ended_is_dropped(tmp_path):
         study.complete(claim, 0.5, NOTES)
         assert said == ["trial 0 was ended by somebody else: its result is dropped"]
         assert study.claim().index == 0
+
+
+ATTRIBUTES = "update trial_user_attributes set value_json"
+DAMAGED_ENTRIES = {
+    "update studies set study_name = 'x'; update study_user_attributes set value_json = '5'": None,
+    "update study_user_attributes set value_json = '5'": "'int' object is not iterable",
+    "update study_user_attributes set value_json = 'x{'": "Expecting value",
+    "update trials set state = 'LOST'": "'LOST' is not among the defined enum values",
+    "update trial_values set value = 'high'": "trial 0: fitness is high",
+    f"{ATTRIBUTES} = '{{}}' where key = 'index'": "trial 0: index is {}",
+    f"{ATTRIBUTES} = '7' where key = 'hyp'": "trial 0: hyp is 7",
+    "update trial_params set distribution_json = '{}'": "'type'",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED_ENTRIES)
+def test_entry_that_was_changed_by_hand_is_reported(tmp_path, change):
+    train_all(tmp_path, trials=1)
+    file = tmp_path / "study.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript(change)
+        database.commit()
+    problem = DAMAGED_ENTRIES[change]
+    if problem is None:  # of another study
+        assert list(train_all(tmp_path, trials=1)) == [0]
+        return
+    sentence = f"--storage sqlite:///{file}: an entry is damaged ({problem}"
+    with pytest.raises(FaultError, match=f"^{re.escape(sentence)}"):
+        train_all(tmp_path, trials=1)
+
+
+def test_trial_that_was_completed_by_hand_is_not_the_best(tmp_path):
+    with open_study(tmp_path) as study:
+        first, second = study.claim(), study.claim()
+        study.complete(first, 0.9, {})  # as a dashboard does
+        assert study.best() is None
+        study.complete(second, 0.1, NOTES)
+        write_results(study)
+        assert study.best().number == second.number
+    assert [row["fitness"] for row in rows(tmp_path)] == ["0.9", "0.1"]
 
 
 def test_bad_trials_end_early(tmp_path):
