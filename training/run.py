@@ -54,7 +54,7 @@ from training.settings.class_weights import (
 )
 from training.settings.config import TrainConfig
 from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
-from training.settings.recipe import AUTO, SMALLEST_BATCH, Recipe, TrainedWeights, choose_recipe
+from training.settings.recipe import AUTO, Recipe, TrainedWeights, choose_recipe
 from training.start import check_model, names_of_weights
 from training.state import TrainState
 from utils import __version__
@@ -245,11 +245,8 @@ class Run:
 
     def _choose_recipe(self, data: Dataset, trained: TrainedWeights | None) -> None:
         cfg = self.config
-        # the batch size is the recipe's to choose if no flag does, and processes can split it
-        given_batch_size: int | None = cfg.batch_size
-        if "batch_size" not in cfg.given and SMALLEST_BATCH % self.world.size == 0:
-            given_batch_size = None
-
+        # the batch size is the recipe's to choose if no flag does
+        given_batch_size = cfg.batch_size if "batch_size" in cfg.given else None
         recipe = choose_recipe(
             cfg.optimizer,
             images=data.draws.least_per_pass,
@@ -258,6 +255,7 @@ class Run:
             trained=trained,
             sharded=cfg.shard,
             batch_size=given_batch_size,
+            processes=max(self.world.size, len(self.world.devices)),
             unit=data.unit,
         )
         self.recipe = replace(recipe, hyp=replace(recipe.hyp, **self.searched))

@@ -23,7 +23,7 @@ REFERENCE_IMG = 640
 # As training/settings/recipe.py chooses, for 100 epochs.
 EPOCHS = 100
 FEW_STEPS = 500
-BATCH, SMALL_BATCH = 16, 8
+BATCH, SMALL_BATCHES = 16, (8, 4)
 
 
 def suggest(examined: Examined) -> list[Suggestion]:
@@ -106,19 +106,24 @@ def _no_tile(split: Split, wanted: float) -> str:
 
 def _batch(split: Split) -> Suggestion:
     images = len(split.labels)
-    is_small = images * EPOCHS < FEW_STEPS * BATCH
-    if not is_small:
+    batch = BATCH
+    for size in SMALL_BATCHES:
+        if images * EPOCHS < FEW_STEPS * batch:
+            batch = size
+
+    if batch == BATCH:
         reason = (
             f"the default; {counted(images, 'image')} give {-(-images // BATCH):,} batches an "
             "epoch. On a GPU --batch -1 measures what fits"
         )
         return Suggestion("--batch", str(BATCH), reason)
-    steps = max(images * EPOCHS // BATCH, 1)
+    larger = 2 * batch
+    steps = max(images * EPOCHS // larger, 1)
     reason = (
         f"{counted(images, 'image')} x {EPOCHS} epochs are only {steps:,} optimizer steps of "
-        f"{BATCH}; {FEW_STEPS} are wanted"
+        f"{larger}; {FEW_STEPS} are wanted"
     )
-    return Suggestion("--batch", str(SMALL_BATCH), reason)
+    return Suggestion("--batch", str(batch), reason)
 
 
 def _up(side: float) -> int:

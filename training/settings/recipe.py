@@ -16,7 +16,8 @@ LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 image
 STEPS = 2_000  # wanted in a short run
 FEW_STEPS, VERY_FEW_STEPS = 500, 50
 MIN_PER_STEP, MAX_PER_STEP = 16, 64  # images
-SMALLEST_BATCH = 8  # images to a step if 16 leave less than FEW_STEPS
+# Images to a step, and to a batch, if more of them leave less than FEW_STEPS.
+SMALL_BATCHES = (8, 4)
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
 # Change of the weights, as a share of their RMS, below which a run is said to change nothing.
 NOTICEABLE = 0.01
@@ -100,7 +101,7 @@ class Recipe:
         if not self.images:
             return ""
         steps = count_steps(self.images, self.epochs, batch_size, self.hyp.nominal_batch)
-        reducible = batch_size > SMALLEST_BATCH
+        reducible = batch_size > min(SMALL_BATCHES)
         enough = FEW_STEPS if reducible else VERY_FEW_STEPS
         if steps >= enough:
             return ""
@@ -123,6 +124,7 @@ def choose_recipe(
     trained: TrainedWeights | None,
     sharded: bool,
     batch_size: int | None = None,
+    processes: int = 1,
     unit: str = "image",
 ) -> Recipe:
     """Return the optimizer, hyper-parameters and batch size of --hyp auto.
@@ -133,7 +135,7 @@ def choose_recipe(
        hyp.scratch-low.yaml.
     3. Long runs with another optimizer differ from it in the learning rate only.
     4. Short runs: the fewer images there are over all epochs, the fewer to an optimizer step.
-       Batches are smaller than 16 if those leave less than 500 steps.
+       Batches are of 8 if 16 leave less than 500 steps, and of 4 if 8 do.
     5. Short runs from trained weights: a learning rate in proportion to the steps and the weights'
        RMS, up to the full one; more would change most of each weight, which such a run has no time
        to learn again. If the weights know all classes, it also starts without the high rate of
@@ -147,6 +149,7 @@ def choose_recipe(
         trained: the trained weights that it starts from, None for random ones.
         sharded: whether weights are sharded, which Muon cannot step.
         batch_size: None if it may be chosen; -1, to be measured, counts as MAX_PER_STEP.
+        processes: that share each batch, or devices of DataParallel.
         unit: what a sample is.
 
     >>> run = {"images": 200, "epochs": 100, "classes": 12, "trained": None, "sharded": False}
@@ -176,9 +179,7 @@ def choose_recipe(
         return Recipe(optimizer, replace(Hyp(), lr0=full_rate), reason)
 
     # 4. Short runs: fewer images per optimizer step, and batches of 8 where 16 leave few steps.
-    may_be_small = batch_size is None or 0 < batch_size <= SMALLEST_BATCH
-    small = may_be_small and total_images < FEW_STEPS * MIN_PER_STEP
-    smallest_step = SMALLEST_BATCH if small else MIN_PER_STEP
+    smallest_step = _smallest_step(total_images, batch_size, processes)
     per_step = min(max(total_images / STEPS, smallest_step), MAX_PER_STEP)
     short = {"lr0": full_rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
 
@@ -190,7 +191,8 @@ def choose_recipe(
         if trained.all_classes:
             short["warmup_bias_lr"] = 0.0
 
-    chosen_batch = SMALLEST_BATCH if small and batch_size is None else None
+    is_small = smallest_step < MIN_PER_STEP
+    chosen_batch = smallest_step if is_small and batch_size is None else None
     rms = trained.rms if trained else 0.0
     return Recipe(
         optimizer,
@@ -201,6 +203,22 @@ def choose_recipe(
         epochs=epochs,
         rms=rms,
     )
+
+
+def _smallest_step(total_images: int, batch_size: int | None, processes: int) -> int:
+    """Return how many images make an optimizer step at least, in a short run.
+
+    No less than those of a given batch. If it may be chosen, no less than two images for each
+    process: BatchNorm computes with those of one process.
+    """
+    smallest = MIN_PER_STEP
+    for size in SMALL_BATCHES:
+        leaves_few_steps = total_images < FEW_STEPS * smallest
+        can_be_shared = size % (2 * processes) == 0
+        allowed = can_be_shared if batch_size is None else 0 < batch_size <= size
+        if leaves_few_steps and allowed:
+            smallest = size
+    return smallest
 
 
 def count_steps(images: int, epochs: int, batch_size: int, nominal_batch: float) -> int:

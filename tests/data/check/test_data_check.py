@@ -461,7 +461,7 @@ def test_suggested_tile_is_that_of_the_objects_without_ignored_regions():
     assert "--tile-whole" not in tile.reason
 
 
-@pytest.mark.parametrize("images", [10, 79, 80, 500])
+@pytest.mark.parametrize("images", [10, 39, 40, 79, 80, 500])
 def test_suggested_batch_is_that_of_the_recipe(images):
     flags = {entry.flag: entry for entry in suggest(examined([50.0], (640, 480), images))}
     recipe = choose_recipe(

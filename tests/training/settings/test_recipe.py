@@ -45,26 +45,48 @@ def test_sgd_uses_the_published_recipe():
 
 # images x epochs / 2,000 steps, within 16 to 64 images per step: 20,000 / 2,000 = 10, 50,000 /
 # 2,000 = 25. 8 images per step if 16 give less than 500 steps: 79 x 100 / 16 = 493, 80 x 100 / 16 =
-# 500
+# 500. 4 images per step if 8 give less: 39 x 100 / 8 = 487, 40 x 100 / 8 = 500
 @pytest.mark.parametrize(
     ("images", "per_step"),
-    [(1, 8), (79, 8), (80, 16), (200, 16), (320, 16), (500, 25), (1_280, 64), (5_000, 64)],
+    [
+        (1, 4),
+        (39, 4),
+        (40, 8),
+        (79, 8),
+        (80, 16),
+        (200, 16),
+        (320, 16),
+        (500, 25),
+        (1_280, 64),
+        (5_000, 64),
+    ],
 )
 def test_short_runs_take_fewer_images_per_step(images, per_step):
     for optimizer in ("auto", "AdamW", "Muon"):
         recipe = choose_recipe(optimizer, **RUN | {"images": images})
         assert recipe.hyp.nominal_batch == per_step
-        assert recipe.batch_size == (8 if images < 80 else None)
+        assert recipe.batch_size == (per_step if images < 80 else None)
 
 
-# of 50 images x 100 epochs
+# of 50 images x 100 epochs, 312 steps of 16 and 625 of 8, and of 30, which are 375 steps of 8
 @pytest.mark.parametrize(
-    ("given", "per_step"), [(1, 8), (8, 8), (9, 16), (16, 16), (64, 16), (-1, 16)]
+    ("given", "of_50", "of_30"),
+    [(1, 8, 4), (4, 8, 4), (5, 8, 8), (8, 8, 8), (9, 16, 16), (64, 16, 16), (-1, 16, 16)],
 )
-def test_given_batch_size_is_kept(given, per_step):
-    """8 images per step go with batches of at most 8."""
-    recipe = choose_recipe("auto", **RUN | {"images": 50}, batch_size=given)
-    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (None, per_step)
+def test_given_batch_size_is_kept(given, of_50, of_30):
+    """8 images per step go with batches of at most 8, 4 with batches of at most 4."""
+    for images, per_step in ((50, of_50), (30, of_30)):
+        recipe = choose_recipe("auto", **RUN | {"images": images}, batch_size=given)
+        assert (recipe.batch_size, recipe.hyp.nominal_batch) == (None, per_step)
+
+
+# Two images or more for each of them; 3 processes cannot share 8 or 4.
+@pytest.mark.parametrize(
+    ("processes", "chosen"), [(1, 4), (2, 4), (3, None), (4, 8), (5, None), (8, None)]
+)
+def test_processes_share_the_chosen_batch(processes, chosen):
+    recipe = choose_recipe("auto", **RUN | {"images": 30}, processes=processes)
+    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (chosen, chosen or 16)
 
 
 def test_batch_size_is_not_changed_with_sgd():
@@ -105,8 +127,8 @@ def test_large_batches_of_few_images_are_advised_against(batch, steps):
 
 
 def test_small_batches_are_not_advised_against():
-    """The steps are few because the run is short: 20 images x 100 epochs / 8 = 250."""
-    assert choose_recipe("auto", **RUN | {"images": 20}).advice(8) == ""
+    """The steps are few because the run is short: 20 images x 100 epochs / 4 = 500."""
+    assert choose_recipe("auto", **RUN | {"images": 19}).advice(4) == ""
     assert (
         choose_recipe("auto", **RUN | {"images": 20})
         .advice(16)
@@ -114,10 +136,10 @@ def test_small_batches_are_not_advised_against():
     )
 
 
-# 8 images x 49 epochs / 8 = 49 steps; a smaller batch does not make more of them, as a step takes 8
-# images. Of fewer images each epoch is one step: their batch is 1, 2 or 4, and no step spans two
+# 4 images x 49 epochs / 4 = 49 steps; a smaller batch does not make more of them, as a step takes 4
+# images. Of fewer images each epoch is one step: their batch is 1 or 2, and no step spans two
 # epochs
-@pytest.mark.parametrize(("images", "batch"), [(8, 8), (8, 4), (1, 1), (3, 2), (7, 4)])
+@pytest.mark.parametrize(("images", "batch"), [(4, 4), (4, 2), (1, 1), (3, 2)])
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (49, 49), (50, None)])
 def test_very_few_steps_are_advised_against_at_any_batch_size(epochs, steps, images, batch):
     advice = choose_recipe("auto", **RUN | {"images": images, "epochs": epochs}).advice(batch)
@@ -158,30 +180,30 @@ def test_trained_weights_and_sharded_runs_use_adamw(changed):
     assert choose_recipe("auto", **RUN | changed | {"images": 6_400}).hyp == Hyp()
 
 
-# steps = 200 images x epochs / 16, or / 8 below 8,000 images. RMS 0.2, full rate 0.004: other
-# classes 0.004 x 75 x 0.2 / 25 = 0.0024, the same classes 0.004 x 75 x 0.2 / 320 = 0.0001875; full
-# at 125 and 1,600 steps
+# steps = 200 images x epochs / 16, or / 4 below 4,000 images. Full rate 0.004: other classes
+# 0.004 x 150 x 0.1 / 25 = 0.0024, the same classes 0.004 x 150 x 0.1 / 320 = 0.0001875; full at
+# steps x RMS of 25 and 320
 @pytest.mark.parametrize(
-    ("epochs", "steps", "other", "same"),
+    ("epochs", "rms", "steps", "other", "same"),
     [
-        (3, 75, 0.0024, 0.00019),
-        (4, 100, 0.0032, 0.00025),
-        (5, 125, 0.004, 0.00031),
-        (128, 1600, 0.004, 0.004),
+        (3, 0.1, 150, 0.0024, 0.00019),
+        (4, 0.1, 200, 0.0032, 0.00025),
+        (5, 0.1, 250, 0.004, 0.00031),
+        (128, 0.2, 1600, 0.004, 0.004),
     ],
 )
-def test_short_runs_from_trained_weights_learn_slowly(epochs, steps, other, same):
-    assert steps == 200 * epochs / (8 if epochs < 40 else 16)
+def test_short_runs_from_trained_weights_learn_slowly(epochs, rms, steps, other, same):
+    assert steps == 200 * epochs / (4 if epochs < 20 else 16)
     for all_classes, expected in ((False, other), (True, same)):
-        run = RUN | {"epochs": epochs, "trained": TrainedWeights(0.2, all_classes=all_classes)}
+        run = RUN | {"epochs": epochs, "trained": TrainedWeights(rms, all_classes=all_classes)}
         hyp = choose_recipe("auto", **run).hyp
         assert (hyp.lr0, hyp.warmup_bias_lr) == (expected, 0 if all_classes else 0.1)
         assert choose_recipe("Muon", **run).hyp.lr0 == pytest.approx(2.5 * expected, rel=0.05)
         assert choose_recipe("SGD", **run).hyp == Hyp()
 
 
-# 200 x 15 = 3,000 images are 187 steps of 16, 375 of 8, 46 of 64, and 23 of 128, which a batch of
-# 512 is reduced to: 0.004 x 187 x 0.1 / 25 = 0.003. A batch to be measured counts as 64.
+# 200 x 15 = 3,000 images are 187 steps of 16, 375 of 8, 750 of 4, 46 of 64, and 23 of 128, which a
+# batch of 512 is reduced to: 0.004 x 187 x 0.1 / 25 = 0.003. A batch to be measured counts as 64.
 @pytest.mark.parametrize(
     ("given", "expected"),
     [(16, 0.003), (8, 0.004), (1, 0.004), (64, 0.00074), (-1, 0.00074), (512, 0.00037)],
@@ -196,11 +218,11 @@ def test_smallest_run_has_a_learning_rate():
     assert choose_recipe("auto", **run).hyp.lr0 == pytest.approx(0.004 * 1 * 0.001 / 320, rel=0.05)
 
 
-# 8 images x E epochs / 8 = E steps; rate 0.004 x E x 0.064 / 320. Change of the weights: E x rate /
+# 4 images x E epochs / 4 = E steps; rate 0.004 x E x 0.064 / 320. Change of the weights: E x rate /
 # 0.064, that is 0.004 x E x E / 320: 27 epochs 0.0091, 29 epochs 0.0105
 @pytest.mark.parametrize(("epochs", "unchanged"), [(2, True), (27, True), (29, False)])
 def test_fine_tuning_that_changes_nothing_says_so(epochs, unchanged):
     trained = TrainedWeights(0.064, all_classes=True)
-    recipe = choose_recipe("auto", **RUN | {"images": 8, "epochs": epochs, "trained": trained})
+    recipe = choose_recipe("auto", **RUN | {"images": 4, "epochs": epochs, "trained": trained})
     words = ", which leave the trained weights nearly as they are" if unchanged else ""
-    assert recipe.advice(8) == f"only {epochs} optimizer steps{words}: use more --epochs"
+    assert recipe.advice(4) == f"only {epochs} optimizer steps{words}: use more --epochs"
