@@ -29,6 +29,11 @@ FEWER = 10  # times fewer boxes must be outside if they are read in another way
 FIRST_PIXEL = 1.02  # pixels; fractions of an image are in it
 FIRST_PART = 0.01  # of the side: fractions where the format has percentages
 NEARLY_ALL = 0.98  # the share of boxes that are fractions
+# Boxes in percent fill the first 100 pixels of their images, which are much larger.
+PERCENT = 100.5
+REACHED_PERCENT = 90.0
+MANY_BOXES = 10
+MUCH_LARGER = 250  # pixels
 # Right boxes may look so, too: objects that all reach out of their images at one side.
 EXPORT_AGAIN = "look at some; if they are wrong, export the labels again as their format has them"
 
@@ -81,11 +86,19 @@ def unit_warning(boxes: Boxes, sizes: NDArray[np.float64]) -> str:
             f"where the format has other numbers; {EXPORT_AGAIN}"
         )
 
+    if _are_percentages(boxes, sizes):
+        return (
+            f"all {counted(count, 'box')} lie in the first 100 pixels of their image, and fill "
+            f"them: they may be percentages, where the format has pixels; {EXPORT_AGAIN}"
+        )
+
     with np.errstate(all="ignore"):  # values may be as large as a file says
         outside = _outside(boxes, sizes, OUTSIDE, OUTSIDE_PX)
         is_notable = outside >= FEW_BOXES and outside > SHARE_OUTSIDE * count
         is_many = outside >= MANY_OUTSIDE and outside > SHARE_OF_MANY * count
         if not (is_notable or is_many):
+            return ""
+        if outside >= MANY_OUTSIDE and _are_cut_in_one_direction(boxes, sizes):
             return ""
 
         form, remaining = "", count
@@ -115,6 +128,26 @@ def _outside(boxes: Boxes, sizes: NDArray[np.float64], share: float, pixels: flo
     is_behind = (boxes[:, 2:] > sizes + slack).any(1)
     is_reversed = (boxes[:, 2:] <= boxes[:, :2]).any(1)
     return int((is_before | is_behind | is_reversed).sum())
+
+
+def _are_percentages(boxes: Boxes, sizes: NDArray[np.float64]) -> bool:
+    """Return whether boxes fill the first 100 pixels of their images, and nothing else."""
+    if len(boxes) < MANY_BOXES or sizes.min() < MUCH_LARGER:
+        return False
+    ends = boxes[:, 2:]
+    fill = ends.max(0) > REACHED_PERCENT
+    return bool(fill.all() and (boxes >= -1).all() and (ends <= PERCENT).all())
+
+
+def _are_cut_in_one_direction(boxes: Boxes, sizes: NDArray[np.float64]) -> bool:
+    """Return whether boxes reach out of their images left and right only, or up and down only.
+
+    As of people who are all cut by the lower edge. A wrong form shows in both directions.
+    """
+    slack = np.maximum(OUTSIDE_PX, OUTSIDE * sizes)
+    start, end = boxes[:, :2], boxes[:, 2:]
+    is_wrong = (start < -slack) | (end > sizes + slack) | (end <= start)  # [N, 2]: x, y
+    return not is_wrong.any(0).all()
 
 
 def _columns(boxes: Boxes) -> tuple[Boxes, Boxes]:

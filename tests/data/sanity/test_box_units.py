@@ -62,6 +62,39 @@ def test_fractions_are_noticed():
     assert unit_warning(some_in_pixels, SIZES) == ""
 
 
+LARGE = np.full((400, 2), (640, 480), np.float64)
+
+
+def test_percentages_are_noticed():
+    boxes = forms()["corners"] / (WIDTH, HEIGHT, WIDTH, HEIGHT) * 100
+    said = unit_warning(boxes, LARGE)
+    assert said.startswith(
+        "all 400 boxes lie in the first 100 pixels of their image, and fill them"
+    )
+    assert unit_warning(boxes, SIZES) == ""  # images are hardly larger
+    assert unit_warning(boxes[:9], LARGE[:9]) == ""
+    in_one_corner = boxes * 0.8
+    assert unit_warning(in_one_corner, LARGE) == ""
+    with_one_beyond = np.vstack([boxes[1:], [[90, 90, 300, 200]]])
+    assert unit_warning(with_one_beyond, LARGE) == ""
+
+
+@pytest.mark.parametrize("side", ["left", "top", "right", "bottom"])
+def test_objects_that_one_side_of_the_image_cuts_are_right(side):
+    """Their whole boxes are drawn, as of people behind the lower edge."""
+    boxes = forms()["corners"].copy()
+    axis = int(side in ("top", "bottom"))
+    edge = 0 if side in ("left", "top") else (WIDTH, HEIGHT)[axis]
+    shift = edge - (boxes[:, axis] + boxes[:, 2 + axis]) / 2
+    boxes[:, axis] += shift
+    boxes[:, 2 + axis] += shift
+
+    other = 1 - axis  # in the middle, so that boxes read in another form are inside
+    for column in (other, 2 + other):
+        boxes[:, column] = 0.4 * (WIDTH, HEIGHT)[other] + 0.2 * boxes[:, column]
+    assert unit_warning(boxes, SIZES) == ""
+
+
 def test_careless_boxes_are_what_they_are():
     """Every tenth box reaches out of its image by up to a tenth, as video tracks do."""
     corners = forms()["corners"]
