@@ -75,9 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what the imports and the collection have made out of later garbage collections, each of
-    which would look at a million objects.
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_objects() -> None:
+    """Leave what the imports, the collection and the files before have made out of the garbage
+    collections of each file.
+
+    Each of these would look at a million objects, for a third of a second, and a search or a test
+    of a batch size collects after every training.
     """
     gc.collect()
     gc.freeze()
