@@ -74,8 +74,8 @@ def test_failed_and_interrupted_trials_are_not_stored(tmp_path):
 
 
 def test_trial_is_repeated_with_the_smaller_batches_of_a_short_run(tmp_path, monkeypatch):
-    """200 images: 100 epochs have batches of 16, 10 epochs of 8."""
-    paces = {16: Pace(0.0, 6.0), 8: Pace(0.0, 9.0)}
+    """200 images: 100 epochs have batches of 16, 10 epochs of 4."""
+    paces = {16: Pace(0.0, 6.0), 4: Pace(0.0, 9.0)}
     tried = []
 
     def try_out(trial, *_):
@@ -88,7 +88,7 @@ def test_trial_is_repeated_with_the_smaller_batches_of_a_short_run(tmp_path, mon
     assert starts.plan(start, "d", 200, options(minutes=10, **own), STOP)[0] == 100
     assert tried == [16]
     assert starts.plan(start, "d", 200, options(minutes=1.5, **own), STOP)[0] == 10
-    assert tried == [16, 16, 8]
+    assert tried == [16, 16, 4]
 
 
 @pytest.mark.parametrize("size", [4, 64, -1])
