@@ -131,6 +131,12 @@ def micro_model() -> str:
     return str(Path(__file__).parent / "tables" / "micro.yaml")
 
 
+@pytest.fixture
+def val_without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """val.py draws no pictures, which take most of the time of a small validation."""
+    monkeypatch.setattr("val.draw_results", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def onnx_functions() -> Iterator[None]:
     """torch reads the sources of its 500 ONNX functions once, and not for each export: a quarter of

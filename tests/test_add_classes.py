@@ -30,7 +30,7 @@ from utils.log import say_nothing
 from utils.metrics.evaluation import Evaluation
 from utils.metrics.fitness import parse_fitness
 
-pytestmark = pytest.mark.trains
+pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("val_without_pictures")]
 OLD = ["disc", "square", "bar"]
 NEW = ["blue", "green", "red"]
 PAIR = World(torch.device("cpu"), devices=(torch.device("cpu"), torch.device("cpu")))

@@ -283,9 +283,8 @@ def test_comparison_uses_images_of_the_data_set(run, tiny_data, capsys):
 
 
 @pytest.fixture
-def evaluate(tiny_data, tmp_path, monkeypatch):
-    """evaluate(file, ...): what val.py finds with a file; it draws no pictures."""
-    monkeypatch.setattr(val, "draw_results", lambda *_: None)
+def evaluate(tiny_data, tmp_path, val_without_pictures):
+    """evaluate(file, ...): what val.py finds with a file."""
 
     def measure(*flags):
         paths = [

@@ -28,6 +28,7 @@ from utils.metrics.evaluation import Evaluation
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.trains,
+    pytest.mark.usefixtures("val_without_pictures"),
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
 # "dual" contains the head and the loss of "distance_plain", once for each of its two outputs.

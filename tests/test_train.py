@@ -32,6 +32,7 @@ from utils.metrics.evaluation import Evaluation
 from utils.terminal import exit_code_of
 from utils.threads import BackgroundTask
 
+pytestmark = pytest.mark.usefixtures("val_without_pictures")
 ROOT = Path(__file__).parents[1]
 CPU = World(torch.device("cpu"))
 ALL_EQUAL = "1 + 0 * AP"  # --fitness with which all epochs are equally good
@@ -151,10 +152,12 @@ def test_run_folder_contains_documented_files(start):
     assert {"AP", "AP50", "APs", "AR100", "per_class"} <= metrics["best"].keys()
     report = json.loads((folder / "data_report.json").read_text())
     assert report["train"]["images"] == 8
+    # --noplots
+    assert not [file for file in folder.iterdir() if file.suffix in (".png", ".jpg", ".html")]
 
 
 @pytest.mark.slow
-def test_plots_are_drawn_unless_disabled(start):
+def test_plots_are_drawn(start):
     _, folder = start("--epochs", "1", pictures=True)
     curves = [f"{name}_curve.png" for name in ("P", "R", "F1", "PR")]
     batches = [
@@ -170,8 +173,6 @@ def test_plots_are_drawn_unless_disabled(start):
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert '"text":"finished: 1 epoch"' in report
     assert '"kinds":{"classification"' in report  # the errors of best.pt
-    _, bare = start("--epochs", "1", name="bare")
-    assert not [file for file in bare.iterdir() if file.suffix in (".png", ".jpg", ".html")]
 
 
 @pytest.mark.trains

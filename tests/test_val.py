@@ -47,13 +47,7 @@ class FakeBackend(Backend):
         raise NotImplementedError
 
 
-@pytest.fixture
-def _without_pictures(monkeypatch):
-    """Pictures take most of the time of a small validation."""
-    monkeypatch.setattr(val, "draw_results", lambda *_: None)
-
-
-without_pictures = pytest.mark.usefixtures("_without_pictures")
+without_pictures = pytest.mark.usefixtures("val_without_pictures")
 
 
 @pytest.fixture(scope="module")
