@@ -142,9 +142,9 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     ("table", "flags"),
     [
         ("tiny", ""),
-        ("tiny", "--multi-scale --optimizer AdamW"),
-        ("tiny", "--rect --amp bf16 --class-weights auto --repeat-factor 0.9"),
-        ("tiny", "--image-weights --freeze 1"),
+        ("micro", "--multi-scale --optimizer AdamW"),
+        ("micro", "--rect --amp bf16 --class-weights auto --repeat-factor 0.9"),
+        ("micro", "--image-weights --freeze 1"),
         ("decoupled", "--close-mosaic 1 --class-weights auto"),
         ("distance", "--amp bf16 --class-weights auto"),
         ("distance_plain", ""),
@@ -200,9 +200,9 @@ def test_profiler_shows_what_makes_host_wait(
     ("table", "settings"),
     [
         *((table, {}) for table in ("tiny", "decoupled", "distance", "distance_plain", "dual")),
-        *(("tiny", {"optimizer": optimizer}) for optimizer in OPTIMIZERS if optimizer != "SGD"),
+        *(("micro", {"optimizer": optimizer}) for optimizer in OPTIMIZERS if optimizer != "SGD"),
         ("distance", {"amp": "bf16", "optimizer": "Muon"}),
-        ("tiny", {"boxes": 0}),
+        ("micro", {"boxes": 0}),
     ],
 )
 def test_whole_steps_never_make_host_wait(
