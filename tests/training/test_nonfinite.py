@@ -27,6 +27,7 @@ from training.nonfinite import (
     refuse_mostly_skipped,
 )
 from training.optimizers import build_optimizer
+from training.settings.hyperparameters import Hyp, write_hyp
 from utils.distributed.replica import running_statistics
 from utils.files import checkpoint_file
 
@@ -200,7 +201,11 @@ def rank_1_corrupts_all_losses() -> None:
 
 @pytest.fixture
 def flags(tiny_data: Path, micro_model: str, tmp_path: Path) -> list[str]:
-    return small_run_flags(tiny_data, micro_model, tmp_path, "--epochs", "12", "--batch", "4")
+    """Those of a run with two batches to an optimizer step, and to an epoch."""
+    hyp = tmp_path / "hyp.yaml"
+    write_hyp(hyp, "Muon", Hyp(lrf=0.05, nominal_batch=8))
+    words = ["--epochs", "12", "--batch", "4", "--hyp", str(hyp)]
+    return small_run_flags(tiny_data, micro_model, tmp_path, *words)
 
 
 def all_finite(file: Path) -> bool:
