@@ -1,13 +1,11 @@
 """A detector of a table: its size and shapes are tried without memory, before it is built."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.detector import Detector, count_parameters
 from models.head_registry import HEADS
@@ -15,6 +13,7 @@ from models.tables.entries import Anchors
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
 from models.tables.rows import TableRow
+from models.tables.shape_rules import ShapeRules
 from utils.nested import tensors_in
 
 MAX_STRIDE = 4096  # half of the largest image side
@@ -68,7 +67,7 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
         side = 2 * max(model.strides)
         maps: dict[int, Any] = {-1: torch.empty(1, table["ch"], side, side)}
 
-    with torch.no_grad(), without_batch_norm(model):
+    with torch.no_grad(), ShapeRules():
         for row in model.rows:
             maps[row.position] = _try_row(model, row, maps)
 
@@ -80,27 +79,6 @@ def check_shapes(table: Mapping[str, Any]) -> Detector:
                 f"strides must be {head.strides}, but a {side} px image gives {cells} cells"
             )
     return model
-
-
-@contextmanager
-def without_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Leave out the BatchNorm layers of a model in the block. They do not change a shape.
-
-    On the meta device torch runs them in Python: it imports its compiler for them, which takes a
-    second, and then they take half of the time of a trial run.
-    """
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    for layer in layers:
-        setattr(layer, "forward", _unchanged)  # noqa: B010  # hides the method of its class
-    try:
-        yield
-    finally:
-        for layer in layers:
-            delattr(layer, "forward")
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def _try_row(model: Detector, row: TableRow, maps: Mapping[int, Any]) -> Any:
