@@ -3,6 +3,7 @@
 docs/recipes.md gives the rules, and the file of measurements that they rest on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -16,8 +17,10 @@ LONG_RUN = 640_000  # images over all epochs: 10,000 optimizer steps of 64 image
 STEPS = 2_000  # wanted in a short run
 FEW_STEPS, VERY_FEW_STEPS = 500, 50
 MIN_PER_STEP, MAX_PER_STEP = 16, 64  # images
-# Images to a step, and to a batch, if more of them leave less than FEW_STEPS.
+# Images to a step, and to a batch, if more of them leave less than FEW_STEPS. Weights that know all
+# classes lose a little in batches of 4.
 SMALL_BATCHES = (8, 4)
+SMALL_BATCHES_IF_ALL_KNOWN = (8,)
 LEARNING_RATES = {"Muon": 0.01, "AdamW": 0.004, "Adam": 0.004}  # in a short run
 # Change of the weights, as a share of their RMS, below which a run is said to change nothing.
 NOTICEABLE = 0.01
@@ -135,7 +138,8 @@ def choose_recipe(
        hyp.scratch-low.yaml.
     3. Long runs with another optimizer differ from it in the learning rate only.
     4. Short runs: the fewer images there are over all epochs, the fewer to an optimizer step.
-       Batches are of 8 if 16 leave less than 500 steps, and of 4 if 8 do.
+       Batches are of 8 if 16 leave less than 500 steps, and of 4 if 8 do, unless the weights know
+       all classes.
     5. Short runs from trained weights: a learning rate in proportion to the steps and the weights'
        RMS, up to the full one; more would change most of each weight, which such a run has no time
        to learn again. If the weights know all classes, it also starts without the high rate of
@@ -179,7 +183,9 @@ def choose_recipe(
         return Recipe(optimizer, replace(Hyp(), lr0=full_rate), reason)
 
     # 4. Short runs: fewer images per optimizer step, and batches of 8 where 16 leave few steps.
-    smallest_step = _smallest_step(total_images, batch_size, processes)
+    all_known = trained is not None and trained.all_classes
+    small_batches = SMALL_BATCHES_IF_ALL_KNOWN if all_known else SMALL_BATCHES
+    smallest_step = _smallest_step(total_images, small_batches, batch_size, processes)
     per_step = min(max(total_images / STEPS, smallest_step), MAX_PER_STEP)
     short = {"lr0": full_rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
 
@@ -205,14 +211,17 @@ def choose_recipe(
     )
 
 
-def _smallest_step(total_images: int, batch_size: int | None, processes: int) -> int:
+def _smallest_step(
+    total_images: int, small_batches: Sequence[int], batch_size: int | None, processes: int
+) -> int:
     """Return how many images make an optimizer step at least, in a short run.
 
-    No less than those of a given batch. If it may be chosen, no less than two images for each
+    small_batches: what it may be in place of MIN_PER_STEP, in the order in which they are tried. No
+    less than those of a given batch. If it may be chosen, no less than two images for each
     process: BatchNorm computes with those of one process.
     """
     smallest = MIN_PER_STEP
-    for size in SMALL_BATCHES:
+    for size in small_batches:
         leaves_few_steps = total_images < FEW_STEPS * smallest
         can_be_shared = size % (2 * processes) == 0
         allowed = can_be_shared if batch_size is None else 0 < batch_size <= size

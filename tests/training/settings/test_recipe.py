@@ -80,6 +80,14 @@ def test_given_batch_size_is_kept(given, of_50, of_30):
         assert (recipe.batch_size, recipe.hyp.nominal_batch) == (None, per_step)
 
 
+# 30 images x 100 epochs
+@pytest.mark.parametrize(("all_classes", "expected"), [(False, 4), (True, 8)])
+def test_weights_that_know_all_classes_have_no_batches_of_4(all_classes, expected):
+    run = RUN | {"images": 30, "trained": TrainedWeights(0.1, all_classes=all_classes)}
+    recipe = choose_recipe("auto", **run)
+    assert (recipe.batch_size, recipe.hyp.nominal_batch) == (expected, expected)
+
+
 # Two images or more for each of them; 3 processes cannot share 8 or 4.
 @pytest.mark.parametrize(
     ("processes", "chosen"), [(1, 4), (2, 4), (3, None), (4, 8), (5, None), (8, None)]
@@ -180,20 +188,18 @@ def test_trained_weights_and_sharded_runs_use_adamw(changed):
     assert choose_recipe("auto", **RUN | changed | {"images": 6_400}).hyp == Hyp()
 
 
-# steps = 200 images x epochs / 16, or / 4 below 4,000 images. Full rate 0.004: other classes
-# 0.004 x 150 x 0.1 / 25 = 0.0024, the same classes 0.004 x 150 x 0.1 / 320 = 0.0001875; full at
-# steps x RMS of 25 and 320
+# steps = 200 images x epochs / 16; below 4,000 images / 4, or / 8 from weights that know the
+# classes. Full rate 0.004: other classes 0.004 x 150 x 0.1 / 25 = 0.0024, the same classes 0.004 x
+# 75 x 0.1 / 320 = 0.00009375; full at steps x RMS of 25 and 320
 @pytest.mark.parametrize(
-    ("epochs", "rms", "steps", "other", "same"),
+    ("epochs", "rms", "other", "same"),
     [
-        (3, 0.1, 150, 0.0024, 0.00019),
-        (4, 0.1, 200, 0.0032, 0.00025),
-        (5, 0.1, 250, 0.004, 0.00031),
-        (128, 0.2, 1600, 0.004, 0.004),
+        (3, 0.1, 0.0024, 0.000094),
+        (5, 0.1, 0.004, 0.00016),
+        (128, 0.2, 0.004, 0.004),
     ],
 )
-def test_short_runs_from_trained_weights_learn_slowly(epochs, rms, steps, other, same):
-    assert steps == 200 * epochs / (4 if epochs < 20 else 16)
+def test_short_runs_from_trained_weights_learn_slowly(epochs, rms, other, same):
     for all_classes, expected in ((False, other), (True, same)):
         run = RUN | {"epochs": epochs, "trained": TrainedWeights(rms, all_classes=all_classes)}
         hyp = choose_recipe("auto", **run).hyp
