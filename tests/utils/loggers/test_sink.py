@@ -523,6 +523,7 @@ def test_records_that_a_resumed_run_keeps(tmp_path, kinds, saved, covered, kept,
     }
 
 
+@pytest.mark.slow
 def test_a_long_journal_is_not_held_in_memory(tmp_path):
     """100,000 records are 11 MB of text, and were 170 MB as objects."""
     file = tmp_path / "a.jsonl"
