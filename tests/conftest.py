@@ -21,7 +21,7 @@ from tests.support.scripted_server import Answer, Server
 if TYPE_CHECKING:
     from tests.support.exporting import Exports
 
-MAX_PROCESSES = 8  # of 1 GB each
+MAX_PROCESSES = 8  # of up to 2 GB each
 # New objects after which garbage is looked for. Python's 700 costs a compiled loss a fifth of its
 # time.
 GARBAGE_EVERY = 50_000
