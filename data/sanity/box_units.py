@@ -93,17 +93,19 @@ def unit_warning(boxes: Boxes, sizes: NDArray[np.float64]) -> str:
         )
 
     with np.errstate(all="ignore"):  # values may be as large as a file says
-        outside = _outside(boxes, sizes, OUTSIDE, OUTSIDE_PX)
+        sides = _outside_sides(boxes, sizes, OUTSIDE, OUTSIDE_PX)
+        outside = int(sides.any(1).sum())
         is_notable = outside >= FEW_BOXES and outside > SHARE_OUTSIDE * count
         is_many = outside >= MANY_OUTSIDE and outside > SHARE_OF_MANY * count
         if not (is_notable or is_many):
             return ""
-        if outside >= MANY_OUTSIDE and _are_cut_in_one_direction(boxes, sizes):
+        # A wrong form shows in both directions, people whom the lower edge cuts in one.
+        if outside >= MANY_OUTSIDE and not sides.any(0).all():
             return ""
 
         form, remaining = "", count
         for name, read_as in OTHER_FORMS.items():
-            now_outside = _outside(read_as(boxes), sizes, FITS, FITS_PX)
+            now_outside = int(_outside_sides(read_as(boxes), sizes, FITS, FITS_PX).any(1).sum())
             if now_outside < remaining:
                 form, remaining = name, now_outside
     if remaining * FEWER > outside:
@@ -118,16 +120,16 @@ def _or_none(count: int) -> str:
     return f"only {count:,}" if count else "none"
 
 
-def _outside(boxes: Boxes, sizes: NDArray[np.float64], share: float, pixels: float) -> int:
-    """Return how many boxes reach out of their image, or end before they begin.
+def _outside_sides(
+    boxes: Boxes, sizes: NDArray[np.float64], share: float, pixels: float
+) -> NDArray[np.bool_]:
+    """Return whether boxes reach out of their image, or end before they begin.
 
-    share, pixels: by which they may reach out, the larger one.
+    [N, 2]: left or right, up or down. share, pixels: by which they may reach out, the larger one.
     """
     slack = np.maximum(pixels, share * sizes)
-    is_before = (boxes[:, :2] < -slack).any(1)
-    is_behind = (boxes[:, 2:] > sizes + slack).any(1)
-    is_reversed = (boxes[:, 2:] <= boxes[:, :2]).any(1)
-    return int((is_before | is_behind | is_reversed).sum())
+    start, end = boxes[:, :2], boxes[:, 2:]
+    return (start < -slack) | (end > sizes + slack) | (end <= start)
 
 
 def _are_percentages(boxes: Boxes, sizes: NDArray[np.float64]) -> bool:
@@ -137,17 +139,6 @@ def _are_percentages(boxes: Boxes, sizes: NDArray[np.float64]) -> bool:
     ends = boxes[:, 2:]
     fill = ends.max(0) > REACHED_PERCENT
     return bool(fill.all() and (boxes >= -1).all() and (ends <= PERCENT).all())
-
-
-def _are_cut_in_one_direction(boxes: Boxes, sizes: NDArray[np.float64]) -> bool:
-    """Return whether boxes reach out of their images left and right only, or up and down only.
-
-    As of people who are all cut by the lower edge. A wrong form shows in both directions.
-    """
-    slack = np.maximum(OUTSIDE_PX, OUTSIDE * sizes)
-    start, end = boxes[:, :2], boxes[:, 2:]
-    is_wrong = (start < -slack) | (end > sizes + slack) | (end <= start)  # [N, 2]: x, y
-    return not is_wrong.any(0).all()
 
 
 def _columns(boxes: Boxes) -> tuple[Boxes, Boxes]:

@@ -119,22 +119,19 @@ class Study:
             "hyperband": pruners.HyperbandPruner(min_resource=1, max_resource=epochs),
             "none": pruners.NopPruner(),
         }[self.settings.pruner]
-        storage = self.storage.open()
-        with self.storage.readable_entries():
-            study = self.optuna.create_study(
-                study_name=self.settings.name,
-                storage=storage,
-                direction="maximize",
-                pruner=pruner,
-                load_if_exists=True,
-            )
-            self._stored_settings = dict(study.user_attrs.get("settings", {}))
-        return study
+        return self.optuna.create_study(
+            study_name=self.settings.name,
+            storage=self.storage.open(),
+            direction="maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
 
     def _require_same_settings(self) -> None:
         """Raise ValueError if trials of the study had other settings."""
         wanted = dict(self.settings.compared)
-        stored = self._stored_settings
+        with self.storage.readable_entries():
+            stored = dict(self.study.user_attrs.get("settings", {}))
         self._fail_dead_trials()
         counting = [trial for trial in self.trials() if trial.state != self.states.FAIL]
         if not counting:

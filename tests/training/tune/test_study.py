@@ -246,7 +246,6 @@ def test_trial_that_somebody_has_ended_is_dropped(tmp_path):
 
 ATTRIBUTES = "update trial_user_attributes set value_json"
 DAMAGED_ENTRIES = {
-    "update studies set study_name = 'x'; update study_user_attributes set value_json = '5'": None,
     "update study_user_attributes set value_json = '5'": "'int' object is not iterable",
     "update study_user_attributes set value_json = 'x{'": "Expecting value",
     "update trials set state = 'LOST'": "'LOST' is not among the defined enum values",
@@ -257,20 +256,27 @@ DAMAGED_ENTRIES = {
 }
 
 
+def change_database(file: Path, change: str) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript(change)
+        database.commit()
+
+
 @pytest.mark.parametrize("change", DAMAGED_ENTRIES)
 def test_entry_that_was_changed_by_hand_is_reported(tmp_path, change):
     train_all(tmp_path, trials=1)
     file = tmp_path / "study.db"
-    with closing(sqlite3.connect(file)) as database:
-        database.executescript(change)
-        database.commit()
-    problem = DAMAGED_ENTRIES[change]
-    if problem is None:  # of another study
-        assert list(train_all(tmp_path, trials=1)) == [0]
-        return
-    sentence = f"--storage sqlite:///{file}: an entry is damaged ({problem}"
+    change_database(file, change)
+    sentence = f"--storage sqlite:///{file}: an entry is damaged ({DAMAGED_ENTRIES[change]}"
     with pytest.raises(FaultError, match=f"^{re.escape(sentence)}"):
         train_all(tmp_path, trials=1)
+
+
+def test_damaged_entry_of_another_study_is_not_read(tmp_path):
+    train_all(tmp_path, trials=1)
+    change_database(tmp_path / "study.db", "update studies set study_name = 'x'")
+    change_database(tmp_path / "study.db", "update study_user_attributes set value_json = '5'")
+    assert list(train_all(tmp_path, trials=1)) == [0]
 
 
 def test_trial_that_was_completed_by_hand_is_not_the_best(tmp_path):
