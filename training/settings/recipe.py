@@ -64,7 +64,7 @@ class Recipe:
     """An optimizer, hyper-parameters, a batch size, and what they were chosen from, as text.
 
     batch_size: None to leave it as it is. images, epochs: of a short run, 0 of others. rms: of
-    trained weights, else 0.
+    trained weights, else 0. smallest_batch: the smallest that may be chosen for the run.
     """
 
     optimizer: str
@@ -74,6 +74,7 @@ class Recipe:
     images: int = 0
     epochs: int = 0
     rms: float = 0.0
+    smallest_batch: int = MIN_PER_STEP
 
     def describe(self, hyp_file: str, batch_size: int) -> str:
         """Return one line with the flags that reproduce the choice.
@@ -104,7 +105,7 @@ class Recipe:
         if not self.images:
             return ""
         steps = count_steps(self.images, self.epochs, batch_size, self.hyp.nominal_batch)
-        reducible = batch_size > min(SMALL_BATCHES)
+        reducible = batch_size > self.smallest_batch
         enough = FEW_STEPS if reducible else VERY_FEW_STEPS
         if steps >= enough:
             return ""
@@ -182,10 +183,15 @@ def choose_recipe(
     if is_long:
         return Recipe(optimizer, replace(Hyp(), lr0=full_rate), reason)
 
-    # 4. Short runs: fewer images per optimizer step, and batches of 8 where 16 leave few steps.
+    # 4. Short runs: fewer images per optimizer step, and smaller batches where few steps are left.
     all_known = trained is not None and trained.all_classes
     small_batches = SMALL_BATCHES_IF_ALL_KNOWN if all_known else SMALL_BATCHES
-    smallest_step = _smallest_step(total_images, small_batches, batch_size, processes)
+    # BatchNorm computes with the images of one process, of which there are two or more.
+    shared = [size for size in small_batches if size % (2 * processes) == 0]
+    allowed = shared
+    if batch_size is not None:
+        allowed = [size for size in small_batches if 0 < batch_size <= size]
+    smallest_step = _smallest_step(total_images, allowed)
     per_step = min(max(total_images / STEPS, smallest_step), MAX_PER_STEP)
     short = {"lr0": full_rate, "lrf": 0.05, "nominal_batch": float(round(per_step))}
 
@@ -208,24 +214,18 @@ def choose_recipe(
         images=images,
         epochs=epochs,
         rms=rms,
+        smallest_batch=min(shared, default=MIN_PER_STEP),
     )
 
 
-def _smallest_step(
-    total_images: int, small_batches: Sequence[int], batch_size: int | None, processes: int
-) -> int:
+def _smallest_step(total_images: int, allowed: Sequence[int]) -> int:
     """Return how many images make an optimizer step at least, in a short run.
 
-    small_batches: what it may be in place of MIN_PER_STEP, in the order in which they are tried. No
-    less than those of a given batch. If it may be chosen, no less than two images for each
-    process: BatchNorm computes with those of one process.
+    allowed: what it may be in place of MIN_PER_STEP, if that leaves few steps, largest first.
     """
     smallest = MIN_PER_STEP
-    for size in small_batches:
-        leaves_few_steps = total_images < FEW_STEPS * smallest
-        can_be_shared = size % (2 * processes) == 0
-        allowed = can_be_shared if batch_size is None else 0 < batch_size <= size
-        if leaves_few_steps and allowed:
+    for size in allowed:
+        if total_images < FEW_STEPS * smallest:
             smallest = size
     return smallest
 

@@ -135,13 +135,29 @@ def test_large_batches_of_few_images_are_advised_against(batch, steps):
 
 
 def test_small_batches_are_not_advised_against():
-    """The steps are few because the run is short: 20 images x 100 epochs / 4 = 500."""
+    """The steps are few because the run is short: 19 images x 100 epochs / 4 = 475."""
     assert choose_recipe("auto", **RUN | {"images": 19}).advice(4) == ""
     assert (
         choose_recipe("auto", **RUN | {"images": 20})
         .advice(16)
         .startswith("only 125 optimizer steps: ")
     )
+
+
+# 30 images x 100 epochs: 375 steps of 8, 187 of 16
+@pytest.mark.parametrize(
+    ("changed", "chosen"),
+    [
+        ({"trained": TrainedWeights(0.1, all_classes=True)}, 8),
+        ({"processes": 4}, 8),
+        ({"processes": 8}, 16),
+    ],
+)
+def test_chosen_batches_are_not_advised_against(changed, chosen):
+    recipe = choose_recipe("auto", **RUN | {"images": 30} | changed)
+    assert (recipe.batch_size or 16) == chosen
+    assert recipe.advice(chosen) == ""
+    assert recipe.advice(2 * chosen).endswith(": use more --epochs or a smaller --batch-size")
 
 
 # 4 images x 49 epochs / 4 = 49 steps; a smaller batch does not make more of them, as a step takes 4
