@@ -5,11 +5,12 @@ from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-from benchmarks.on_gpu.running import CUT_SHORT, LEFT_OUT, PASSED, Outcome
+from benchmarks.on_gpu.running import CUT_SHORT, ERROR, LEFT_OUT, PASSED, Outcome
 from utils.files.writers import write_json, write_text
 
 NAMES = ("gpu.md", "gpu.json", "gpu.log")
 MAX_WRONG = 6  # findings of a stage in the summary
+MAX_OUTPUT = 4  # last lines of the output of a stage that ended with an error, in the summary
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], logs: Path, about: str) -> None:
@@ -59,6 +60,8 @@ def summary(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
         if outcome.is_bad:
             wrong = [finding.text for finding in outcome.findings if finding.good is False]
             lines += [f"    {text[:200]}" for text in wrong[:MAX_WRONG]]
+        if outcome.status == ERROR:
+            lines += [f"    {line}" for line in outcome.output[-MAX_OUTPUT:]]
 
     bad = sum(outcome.is_bad for outcome in outcomes)
     passed = sum(outcome.status == PASSED for outcome in outcomes)
