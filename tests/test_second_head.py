@@ -68,7 +68,7 @@ def learned(folder: Path, data: Path, table: str, kind: str) -> Evaluation:
     """The evaluation of a run in this process that overfits twelve images."""
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(kind))
     words = (
-        "--epochs 75 --batch 12 --optimizer AdamW --noval --nosave --name start "
+        "--epochs 30 --batch 12 --optimizer AdamW --noval --nosave --name start "
         f"--hyp {folder}/learn.yaml"
     )
     return train_here(folder, data, table, *words.split())
@@ -116,8 +116,7 @@ def test_head_learns_and_is_evaluated(learned, start, folder):
     for term in {*family.loss.terms} - {"l1"}:
         values = [float(row[f"train/{term}_loss"]) for row in rows_of(start)]
         highest = max(values)  # the first is small where the wanted scores are still near 0
-        share = 0.8 if term == "dfl" else 0.5  # that of a perfect side between two bins is not 0
-        assert values[-1] < share * highest
+        assert values[-1] < 0.75 * highest
     assert "anchors" not in saved["table"]
     words = (
         f"--weights {best} --device cpu --workers 0 --project {folder}/val --cache-dir "
