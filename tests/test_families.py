@@ -18,20 +18,18 @@ from models.detector import Detector
 from models.weights.kestrel import load_detector
 from tests.support import rtmdet, yolov9, yolox
 from tests.support.overfitting import (
-    CPU,
     FAMILIES,
     NAMES,
-    WIDTH,
-    draw_shapes,
+    Trained,
     few_steps,
-    first_and_last_loss,
     found_shapes,
+    new_model,
     overfit_family,
     shape_ious,
     stacked_images,
     write_narrow_table,
 )
-from training.start import start_model
+from utils.files import checkpoint_file
 
 pytestmark = pytest.mark.trains
 
@@ -75,26 +73,30 @@ def marked(families: Sequence[str]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return draw_shapes(tmp_path_factory.mktemp("shapes"))
+def trained(tmp_path_factory) -> Callable[[str], Trained]:
+    """trained("yolov5") is a training from scratch, which is done once."""
+    done: dict[str, Trained] = {}
 
-
-@pytest.fixture(scope="module")
-def turned_data(tmp_path_factory) -> Path:
-    return draw_shapes(tmp_path_factory.mktemp("turned"), TURNED)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, data) -> Callable[[str], Path]:
-    """trained("yolov5") is the best.pt of a training from scratch, which is done once."""
-    done: dict[str, Path] = {}
-
-    def train_once(family: str) -> Path:
+    def train_once(family: str) -> Trained:
         if family not in done:
-            done[family] = overfit_family(tmp_path_factory.mktemp(family), data, family)
+            done[family] = overfit_family(tmp_path_factory.mktemp(family), family)
         return done[family]
 
     return train_once
+
+
+@pytest.fixture
+def checkpoint(trained, tmp_path) -> Callable[[str], Path]:
+    """checkpoint("yolov5") is a file with what the training has learned."""
+
+    def save(family: str) -> Path:
+        detector = trained(family).detector
+        file = tmp_path / "best.pt"
+        entries = {"table": detector.table, "names": list(NAMES), "model": detector.state_dict()}
+        checkpoint_file.save(file, entries)
+        return file
+
+    return save
 
 
 def detector_in(weights: Path) -> Detector:
@@ -104,21 +106,7 @@ def detector_in(weights: Path) -> Detector:
 
 def started_from(weights: Path, names: Sequence[str]) -> Detector:
     """The model that train.py --weights starts."""
-    model, _ = start_model(
-        "",
-        str(weights),
-        names,
-        anchors_per_level=0,
-        fit=False,
-        box_sizes=lambda size: torch.zeros(0, 2).double().numpy(),
-        image_size=WIDTH,
-        anchor_t=4.0,
-        seed=0,
-        download=False,
-        world=CPU,
-        say=lambda _: None,
-    )
-    return model.eval()
+    return new_model("", str(weights), names).eval()
 
 
 @torch.inference_mode()
@@ -132,7 +120,7 @@ def predictions(detector: Detector) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("family", marked(FAMILIES))
 def test_family_overfits_from_scratch(family, trained):
     """IoU depends only on the order of the scores, so their range is tested, too."""
-    detector = detector_in(trained(family))
+    detector = trained(family).detector
     ious = shape_ious(detector)
     assert median(ious) > LEARNED
     assert found_shapes(ious) >= FOUND
@@ -145,19 +133,22 @@ def test_family_overfits_from_scratch(family, trained):
 
 
 @pytest.mark.parametrize("family", marked(FAMILIES))
-def test_family_starts_with_what_its_checkpoint_has_learned(family, trained):
+def test_family_starts_with_what_its_checkpoint_has_learned(family, checkpoint):
     """The classes are in another order."""
-    boxes, scores = predictions(detector_in(trained(family)))
-    started_boxes, started_scores = predictions(started_from(trained(family), TURNED))
+    weights = checkpoint(family)
+    boxes, scores = predictions(detector_in(weights))
+    started_boxes, started_scores = predictions(started_from(weights, TURNED))
     order = [NAMES.index(name) for name in TURNED]
     torch.testing.assert_close(started_boxes, boxes, rtol=0, atol=1e-3)
     torch.testing.assert_close(started_scores, scores[..., order], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", marked(sorted(SAVED_BY_AUTHORS)))
-def test_family_starts_with_what_a_checkpoint_of_its_authors_has_learned(family, trained, tmp_path):
+def test_family_starts_with_what_a_checkpoint_of_its_authors_has_learned(
+    family, checkpoint, tmp_path
+):
     """A shape's class is its color, so the order of the image's channels counts."""
-    detector = detector_in(trained(family))
+    detector = detector_in(checkpoint(family))
     file = SAVED_BY_AUTHORS[family](tmp_path / "authors.pth", detector)
     boxes, scores = predictions(detector)
     started_boxes, started_scores = predictions(started_from(file, NAMES))
@@ -166,18 +157,14 @@ def test_family_starts_with_what_a_checkpoint_of_its_authors_has_learned(family,
 
 
 @pytest.mark.parametrize("family", marked(FAMILIES))
-def test_family_keeps_what_it_has_learned_in_the_first_steps(
-    family, trained, turned_data, tmp_path
-):
-    random_loss, _ = first_and_last_loss(trained(family))
-    best = few_steps(tmp_path / "run", turned_data, family, "--weights", str(trained(family)))
-    _, loss = first_and_last_loss(best)
-    assert loss < KEPT * random_loss
+def test_family_keeps_what_it_has_learned_in_the_first_steps(family, trained, checkpoint):
+    random_loss = trained(family).losses[0]
+    model = started_from(checkpoint(family), TURNED)
+    assert few_steps(model, TURNED, family).losses[-1] < KEPT * random_loss
 
 
-def test_few_steps_teach_a_random_model_nothing(data, tmp_path):
+def test_few_steps_teach_a_random_model_nothing(tmp_path):
     """So the weights of a checkpoint have arrived if the loss is low after a few steps from it."""
     table = write_narrow_table(tmp_path, "yolov3-tiny")
-    best = few_steps(tmp_path / "run", data, "yolov3-tiny", "--cfg", str(table))
-    first, last = first_and_last_loss(best)
-    assert last > KEPT * first
+    losses = few_steps(new_model(str(table), "", NAMES), NAMES, "yolov3-tiny").losses
+    assert losses[-1] > KEPT * losses[0]

@@ -17,6 +17,7 @@ faults of training in a training of their own.
 import argparse
 import json
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,18 +34,18 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import train
 from benchmarks.report import add_report_flags, command_line, file_report, table, versions
 from models.detector import Detector
-from models.weights.kestrel import load_detector
+from tests.support import overfitting
 from tests.support.overfitting import (
     FAMILIES,
     FEW,
     IMAGES,
-    draw_shapes,
+    NAMES,
+    Trained,
     few_steps,
-    first_and_last_loss,
     found_shapes,
+    new_model,
     overfit_family,
     shape_ious,
     write_narrow_table,
@@ -56,7 +57,6 @@ from utils.terminal import run_and_exit
 
 Fault = Callable[[], Any]  # a context manager in which the fault is there
 Change = Callable[[Detector, Tensor, Tensor], tuple[Tensor, Tensor]]
-SEEDS_OF_LOSS = 3  # the first seeds, whose loss after a few steps is measured, too
 
 
 @contextmanager
@@ -89,24 +89,24 @@ def channels_swapped() -> Iterator[None]:
 @contextmanager
 def targets_changed(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """A fault of training: targets [T, 6], before they are padded, are changed."""
-    pad_targets = train.pad_targets
+    pad_targets = overfitting.pad_targets
 
     def changed(targets: Tensor) -> Tensor:
         return pad_targets(change(targets.clone()))
 
-    with mock.patch.object(train, "pad_targets", changed):
+    with mock.patch.object(overfitting, "pad_targets", changed):
         yield
 
 
 @contextmanager
 def gains_changed(**gains: float) -> Iterator[None]:
     """A fault of training: these gains of the loss are others."""
-    loss_gains = train.loss_gains
+    loss_gains = overfitting.loss_gains
 
     def changed(*arguments: Any, **options: Any) -> Any:
         return replace(loss_gains(*arguments, **options), **gains)
 
-    with mock.patch.object(train, "loss_gains", changed):
+    with mock.patch.object(overfitting, "loss_gains", changed):
         yield
 
 
@@ -169,67 +169,59 @@ TRAINING_FAULTS: dict[str, Fault] = {
 }
 
 
-def learned(weights: Path) -> dict[str, float]:
-    """Return the median IoU of a checkpoint, and how many shapes it finds."""
-    detector, _ = load_detector(weights)
-    ious = shape_ious(detector.eval())
+def learned(detector: Detector) -> dict[str, float]:
+    """Return the median IoU of a detector, and how many shapes it finds."""
+    ious = shape_ious(detector)
     return {"iou": median(ious), "found": found_shapes(ious)}
 
 
-def right_port(folder: Path, *, data: Path, family: str, seed: int, faults: bool) -> dict[str, Any]:
+def right_port(folder: Path, *, family: str, seed: int, faults: bool) -> dict[str, Any]:
     """Train a family from scratch; return what is measured.
 
     faults: also with each fault of detection.
     """
-    best = overfit_family(folder, data, family, seed)
-    values: dict[str, Any] = learned(best)
-    if seed < SEEDS_OF_LOSS:
-        values |= losses_after_few_steps(folder, best, data, family, seed)
+    trained = overfit_family(folder, family, seed)
+    values: dict[str, Any] = learned(trained.detector)
     for name, fault in DETECTION_FAULTS.items() if faults else ():
         with fault():
-            values[name] = learned(best)
-    return values
+            values[name] = learned(trained.detector)
+    return values | losses_after_few_steps(folder, trained, family, seed)
 
 
 def losses_after_few_steps(
-    folder: Path, best: Path, data: Path, family: str, seed: int
+    folder: Path, trained: Trained, family: str, seed: int
 ) -> dict[str, float]:
     """Return the losses after a few steps from trained and from random weights.
 
-    They are shares of the first loss of random weights. best: the trained weights.
+    They are shares of the first loss of random weights.
     """
-    table = str(write_narrow_table(folder, family))
-    trained = few_steps(folder / "trained", data, family, "--weights", str(best))
-    random = few_steps(folder / "random", data, family, "--cfg", table, "--seed", str(seed))
-    first, _ = first_and_last_loss(best)
+    first = trained.losses[0]
+    random = new_model(str(write_narrow_table(folder, family)), "", NAMES, seed)
+    trained.detector.requires_grad_(True)
     return {
-        "kept": first_and_last_loss(trained)[1] / first,
-        "random": first_and_last_loss(random)[1] / first,
+        "kept": few_steps(trained.detector, NAMES, family).losses[-1] / first,
+        "random": few_steps(random, NAMES, family).losses[-1] / first,
     }
 
 
-def faulty_port(folder: Path, *, data: Path, family: str, fault: Fault) -> dict[str, float]:
+def faulty_port(folder: Path, *, family: str, fault: Fault) -> dict[str, float]:
     """Train a family with a fault; return what is measured."""
     with fault():
-        return learned(overfit_family(folder, data, family))
+        return learned(overfit_family(folder, family).detector)
 
 
 def measure(options: argparse.Namespace) -> None:
     """Train what is asked for and is not stored yet."""
-    data = options.work / "data" / "shapes.yaml"
-    if not data.exists():
-        draw_shapes(data.parent)
-
     for family in options.families:
         for seed in range(options.seeds):
             # faults of detection are planted once
             planted = options.faults and seed == 0
             kind = "right with faults" if planted else "right"
-            port = partial(right_port, data=data, family=family, seed=seed, faults=planted)
+            port = partial(right_port, family=family, seed=seed, faults=planted)
             store(options, {"family": family, "kind": kind, "seed": seed}, port)
 
         for name, fault in TRAINING_FAULTS.items() if options.faults else ():
-            port = partial(faulty_port, data=data, family=family, fault=fault)
+            port = partial(faulty_port, family=family, fault=fault)
             store(options, {"family": family, "kind": name, "seed": 0}, port)
 
 
@@ -242,9 +234,8 @@ def store(
     file = options.work / f"{name}.json"
     if file.exists():
         return
-    folder = options.work / name
-    folder.mkdir(parents=True, exist_ok=True)
-    values = run(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        values = run(Path(folder))
     print(f"{name}: {values['iou']:.3f}, {values['found']} found", flush=True)
     write_json(file, what | {"values": values})
 
@@ -255,9 +246,8 @@ def report(options: argparse.Namespace) -> list[str]:
     right = [one for one in stored if one["kind"].startswith("right")]
     lowest = min(one["values"]["iou"] for one in right)
     fewest = min(one["values"]["found"] for one in right)
-    with_losses = [one["values"] for one in right if "kept" in one["values"]]
-    kept = max(values["kept"] for values in with_losses)
-    random = min(values["random"] for values in with_losses)
+    kept = max(one["values"]["kept"] for one in right)
+    random = min(one["values"]["random"] for one in right)
     return [
         "# Narrow families on eight drawn images: right ports and planted faults",
         "",

@@ -21,16 +21,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
+
+import cv2
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report import add_report_flags, command_line, file_report, table, versions
 from benchmarks.trainings.run import ROOT, require_success
 from models.tables.find import model_names
-from tests.support.overfitting import IMAGES, WIDTH, draw_shapes, write_plain_hyp
+from tests.support.overfitting import HEIGHT, IMAGES, NAMES, SHAPES, SIZES, WIDTH, draw_image
+from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
 from utils.files.writers import write_json
 from utils.printable import did_you_mean, printable
 from utils.terminal import FaultError, run_and_exit
@@ -46,6 +51,42 @@ class Result(NamedTuple):
     ap50: float
     parameters: str
     seconds: float
+
+
+def draw_shapes(root: Path) -> Path:
+    """Draw eight images with one or two shapes; return the data YAML, whose val split they are."""
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for number, shapes in enumerate(SHAPES):
+        rows = []
+        for kind, x, y in shapes:
+            width, height = SIZES[kind]
+            center_x = (x + width / 2) / WIDTH
+            center_y = (y + height / 2) / HEIGHT
+            size = f"{width / WIDTH:.6f} {height / HEIGHT:.6f}"
+            rows.append(f"{kind} {center_x:.6f} {center_y:.6f} {size}\n")
+        cv2.imwrite(str(root / "images" / f"{number}.png"), draw_image(shapes))
+        (root / "labels" / f"{number}.txt").write_text("".join(rows))
+    file = root / "shapes.yaml"
+    content = {"path": ".", "train": "images", "val": "images", "names": list(NAMES)}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def write_plain_hyp(folder: Path, lr0: float) -> Path:
+    """Write hyper-parameters without augmentation, weight decay and warm-up; return the path."""
+    _, hyp = read_hyp(ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml")
+    plain: Hyp = replace(
+        hyp,
+        lr0=lr0,
+        lrf=0.05,
+        nominal_batch=IMAGES,
+        weight_decay=0,
+        warmup_epochs=0,
+    )
+    file = folder / f"plain-{lr0:g}.yaml"
+    write_hyp(file, "Muon", plain)
+    return file
 
 
 def train(model: str, options: argparse.Namespace, data: Path) -> Result:

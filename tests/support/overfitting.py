@@ -1,4 +1,4 @@
-"""Trainings that overfit eight drawn images, by train.py's own `main`, with narrow tables.
+"""Trainings that overfit eight drawn images with narrow tables.
 
 What makes them quick and certain:
 
@@ -19,26 +19,28 @@ model whose targets and predictions both have x and y swapped learns each shape 
 place.
 """
 
-import contextlib
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 import yaml
 from torch import Tensor
 from torchvision.ops import box_iou
 
-import train
+from models import build_loss
+from models.assign.targets import pad_targets
 from models.detector import Detector
 from models.nms import non_max_suppression
 from models.tables.find import family_files, load_model_table
-from training.settings.hyperparameters import Hyp, read_hyp, write_hyp
+from training.global_batch import GlobalBatch
+from training.schedule import Schedule
+from training.settings.groups import loss_gains
+from training.settings.hyperparameters import read_hyp
+from training.start import start_model
+from training.state import build_train_state
 from utils.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,13 @@ WIDTH, HEIGHT = 128, 64  # pixels of an image
 FEW = 3  # steps
 LOW_LR = 0.0005
 CHANNELS = 0.125  # of a narrow model, times those of the table
+
+
+class Trained(NamedTuple):
+    """A detector in eval mode, and the sum of its loss terms in each step of its training."""
+
+    detector: Detector
+    losses: list[float]
 
 
 class Recipe(NamedTuple):
@@ -109,30 +118,6 @@ def draw_image(shapes: Sequence[tuple[int, int, int]]) -> np.ndarray:
     return image
 
 
-def draw_shapes(root: Path, names: tuple[str, ...] = NAMES) -> Path:
-    """Draw eight images with one or two shapes; return the data YAML, whose val split they are.
-
-    names: in any order, which does not change the images.
-    """
-    for folder in ("images", "labels"):
-        (root / folder).mkdir(parents=True)
-    for number, shapes in enumerate(SHAPES):
-        rows = []
-        for kind, x, y in shapes:
-            width, height = SIZES[kind]
-            center_x = (x + width / 2) / WIDTH
-            center_y = (y + height / 2) / HEIGHT
-            size = f"{width / WIDTH:.6f} {height / HEIGHT:.6f}"
-            class_id = names.index(NAMES[kind])
-            rows.append(f"{class_id} {center_x:.6f} {center_y:.6f} {size}\n")
-        cv2.imwrite(str(root / "images" / f"{number}.png"), draw_image(shapes))
-        (root / "labels" / f"{number}.txt").write_text("".join(rows))
-    file = root / "shapes.yaml"
-    content = {"path": ".", "train": "images", "val": "images", "names": list(names)}
-    file.write_text(yaml.safe_dump(content))
-    return file
-
-
 def write_narrow_table(folder: Path, family: str) -> Path:
     """Write a family's table with an eighth of the channels and without repeated blocks.
 
@@ -146,78 +131,105 @@ def write_narrow_table(folder: Path, family: str) -> Path:
     return file
 
 
-def write_plain_hyp(folder: Path, lr0: float, box_gain: float = 1.0) -> Path:
-    """Write hyper-parameters without augmentation, weight decay and warm-up; return the path.
+def new_model(table: str, weights: str, names: Sequence[str], seed: int = 0) -> Detector:
+    """Return the model that train.py starts from a table, or from a checkpoint."""
+    torch.manual_seed(seed)
+    model, _ = start_model(
+        table,
+        weights,
+        names,
+        anchors_per_level=0,
+        fit=False,
+        box_sizes=lambda size: np.zeros((0, 2)),
+        image_size=WIDTH,
+        anchor_t=4.0,
+        seed=seed,
+        download=False,
+        world=CPU,
+        say=lambda _: None,
+    )
+    return model
 
-    box_gain: times the usual gain of the box loss.
+
+def overfit(model: Detector, names: Sequence[str], recipe: Recipe) -> Trained:
+    """Train on the eight images as train.py does, without its data path.
+
+    model: its averaged weights are the result. names: of its classes.
     """
     _, hyp = read_hyp(ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml")
-    plain: Hyp = replace(
-        hyp,
-        lr0=lr0,
-        lrf=0.05,
+    gains = loss_gains(replace(hyp, box=hyp.box * recipe.box_gain), label_smoothing=0.0)
+    criterion = build_loss(model.head, gains, auxiliary=model.auxiliary_head)
+    criterion.start_epoch(0, 1, without_mosaic=True)
+
+    batch = GlobalBatch(IMAGES, nominal=IMAGES)
+    schedule = Schedule(
+        total_batches=recipe.steps,
+        epochs=1,
+        batch_size=IMAGES,
         nominal_batch=IMAGES,
-        weight_decay=0,
+        lr0=recipe.lr0,
+        lrf=0.05,
         warmup_epochs=0,
-        box=hyp.box * box_gain,
     )
-    file = folder / f"plain-{lr0:g}.yaml"
-    write_hyp(file, "Muon", plain)
-    return file
+    state = build_train_state(
+        model.train(),
+        CPU,
+        batch,
+        schedule,
+        precision=torch.float32,
+        optimizer="Muon",
+        weight_decay=0.0,
+        loss_terms=criterion.terms,
+        say=lambda _: None,
+    )
+
+    images = stacked_images()
+    targets = pad_targets(stacked_targets(names))
+    sums = []
+    for step in range(recipe.steps):
+        schedule.apply(state.optimizer, step)
+        losses = criterion(state.replica(images), targets)
+        loss = criterion.weighted_sum(losses) * batch.loss_scale
+        loss.backward()
+        state.step()
+        sums.append(sum(value.item() for value in losses.values()))
+    return Trained(state.ema.model.eval(), sums)
 
 
-def overfit(
-    folder: Path, data: Path, *flags: str, steps: int, lr0: float, box_gain: float = 1.0
-) -> Path:
-    """Train in a run folder, with a step for each epoch; return the path of best.pt."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    hyp = write_plain_hyp(folder.parent, lr0, box_gain)
-    words = ["--data", str(data), "--hyp", str(hyp)]
-    words += ["--epochs", str(steps), "--batch-size", str(IMAGES)]
-    words += ["--imgsz", str(WIDTH), "--rect"]  # on canvases of the images' shape
-    words += ["--device", "cpu", "--amp", "fp32", "--workers", "0", "--noautoanchor"]
-    words += ["--noval", "--nosave", "--noplots", "--cache-dir", str(folder.parent / "cache")]
-    words += ["--project", str(folder.parent), "--name", folder.name]
-    with contextlib.redirect_stdout(io.StringIO()):
-        train.main(train.parse_args([*words, *flags])[0], CPU)
-    return folder / "weights" / "best.pt"
-
-
-def overfit_family(folder: Path, data: Path, family: str, seed: int = 0) -> Path:
-    """Train a narrow model of a family from scratch, by its recipe; return the path of best.pt."""
+def overfit_family(folder: Path, family: str, seed: int = 0) -> Trained:
+    """Train a narrow model of a family from scratch, by its recipe. folder: for its table."""
     table = write_narrow_table(folder, family)
-    flags = ("--cfg", str(table), "--seed", str(seed))
-    return overfit(folder / f"seed{seed}", data, *flags, **recipe_of(family)._asdict())
+    model = new_model(str(table), "", NAMES, seed)
+    return overfit(model, NAMES, recipe_of(family))
 
 
-def few_steps(folder: Path, data: Path, family: str, *flags: str) -> Path:
-    """Train a few small steps, with the gains of a family's recipe; return the path of best.pt."""
+def few_steps(model: Detector, names: Sequence[str], family: str) -> Trained:
+    """Train a few small steps, with the gains of a family's recipe."""
     recipe = recipe_of(family)._replace(steps=FEW, lr0=LOW_LR)
-    return overfit(folder, data, *flags, **recipe._asdict())
+    return overfit(model, names, recipe)
 
 
 def recipe_of(family: str) -> Recipe:
     return next(RECIPES[start] for start in RECIPES if family.startswith(start))
 
 
-def first_and_last_loss(weights: Path) -> tuple[float, float]:
-    """Return the sum of the loss terms in the first and in the last step of a training.
-
-    weights: its best.pt.
-    """
-    with open(weights.parents[1] / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    sums = []
-    for row in (rows[0], rows[-1]):
-        terms = [float(value) for name, value in row.items() if name.startswith("train/")]
-        sums.append(sum(terms))
-    return sums[0], sums[1]
-
-
 def stacked_images() -> Tensor:
     """Return the eight images as a model takes them, RGB in [0, 1].  [8, 3, H, W]"""
     pixels_bgr = np.stack([draw_image(shapes) for shapes in SHAPES])
     return torch.from_numpy(pixels_bgr).flip(3).permute(0, 3, 1, 2) / 255
+
+
+def stacked_targets(names: Sequence[str]) -> Tensor:
+    """Return the shapes as image, class, and corners in pixels.  [10, 6]
+
+    names: of the classes, in any order.
+    """
+    rows = []
+    for image, shapes in enumerate(SHAPES):
+        for kind, x, y in shapes:
+            width, height = SIZES[kind]
+            rows.append([image, names.index(NAMES[kind]), x, y, x + width, y + height])
+    return torch.tensor(rows, dtype=torch.float32)
 
 
 @torch.inference_mode()
