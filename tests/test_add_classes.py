@@ -99,6 +99,7 @@ def old_tensors(run: Path, entry: str, old: Path, file: str = "last") -> list[tu
     return found
 
 
+@pytest.mark.slow
 def test_old_model_is_frozen_also_in_the_average(one, old):
     for file, entry in (("last", "model"), ("last", "ema"), ("best", "model")):
         tensors = old_tensors(one, entry, old, file)
@@ -127,6 +128,7 @@ def validated(weights: Path, folder: Path, *words: str) -> Any:
     return val.main(val.parse_args(arguments)[0], SINGLE_PROCESS)
 
 
+@pytest.mark.slow
 def test_val_with_the_data_of_the_run_and_with_all_classes(sure, data, folder, capsys):
     """In the first, objects of the old classes have no labels: finding them is no mistake."""
     found = validated(sure, folder)
@@ -155,6 +157,7 @@ def test_val_with_the_data_of_the_run_and_with_all_classes(sure, data, folder, c
         validated(sure, folder, "--data", str(other))
 
 
+@pytest.mark.slow
 def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, folder, capsys):
     """Classes are matched by their names: the data list them in another order."""
     of_old = data.with_name("old.yaml")
@@ -176,6 +179,7 @@ def test_val_with_the_data_of_the_old_model_finds_what_it_found(one, old, data, 
         validated(old, folder, *words, *both)
 
 
+@pytest.mark.slow
 def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, data, capsys):
     more = data.with_name("more.yaml")
     more.write_text("path: .\ntrain: images\nval: images\nnames: [red, teal, ruby]\n")
@@ -203,6 +207,7 @@ def test_classes_are_added_again_and_only_some_of_the_data(one, folder, flags, d
     assert "boxes differ from torch" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_weight_of_an_old_class_is_said_to_have_no_effect(flags, folder, old, capsys):
     words = f"--epochs 1 --name weighted --class-weights {OLD[0]}=2 {NEW[0]}=3"
     run(flags(*words.split()))
@@ -225,6 +230,7 @@ def test_ordinary_training_starts_from_one_of_the_heads(one, folder, data, capsy
     assert not isinstance(model.head, JoinedHead)
 
 
+@pytest.mark.slow
 def test_export(one):
     """export.py compares its file with torch."""
     weights = one / "weights" / "best.pt"
@@ -249,6 +255,7 @@ def test_export_measures_map_on_data_with_some_of_the_classes(sure, data, tmp_pa
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
 )
@@ -257,6 +264,7 @@ def test_data_parallel_equals_a_single_process(one, folder, flags):
     assert max(state_differences(one, folder / "pair").values()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="DataParallel runs on the CPU only if there is no GPU"
 )

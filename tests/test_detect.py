@@ -218,6 +218,7 @@ def test_vid_stride_uses_every_nth_frame(run, tmp_path):
     assert len(list((folder / "labels").iterdir())) == 3  # frames 0, 3 and 6
 
 
+@pytest.mark.slow
 def test_number_of_threads_changes_nothing(run, photos, monkeypatch, capsys):
     expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
     monkeypatch.setattr(detect, "detecting_threads", lambda *_: 3)
@@ -287,6 +288,7 @@ def test_chosen_classes_have_the_same_boxes(run, photos, flags):
     assert 0 < sum(map(len, squares.values())) < sum(map(len, every.values()))
 
 
+@pytest.mark.slow
 def test_chosen_classes_agree_between_a_checkpoint_and_its_nms_file(exports, photos, run):
     """The file has one class for each box, so a checkpoint must not have another one either."""
     flags = ["--nms", "--conf", "0.1", "--iou", "0.45", "--max-det", "300"]
@@ -319,6 +321,7 @@ def test_chosen_classes_agree_between_a_checkpoint_and_its_nms_file(exports, pho
         np.testing.assert_allclose(of_file, of_checkpoint, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), TILES])
 def test_reached_limit_of_detections_is_said(run, photos, flags, capsys):
     few = ["--source", photos, "--conf", "0.1", "--nosave", "--save-csv", *flags]

@@ -38,6 +38,7 @@ def test_operations_are_counted_as_on_a_gpu():
 
 # Operations of the loss when each level was computed by itself: 641, 480, 391 and 757 for full
 # models. Few of them depend on the version of torch.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "most_of_loss", "most_sorted"),
     [("tiny", 300, 6), ("decoupled", 340, 0), ("distance", 350, 0), ("dual", 620, 0)],

@@ -113,6 +113,7 @@ def expected_fitness(metrics: dict[str, Any]) -> float:
     return max(metrics["AR100"], 0.0) + of_disc - min(of_disc, 0.5)
 
 
+@pytest.mark.slow
 @linux_only
 def test_fitness_is_that_of_the_expression_everywhere(straight):
     """In metrics.json, evolve.csv and best.pt, which is from the epoch where it is highest."""

@@ -38,6 +38,7 @@ def test_help_imports_no_heavy_library(script, flag, rank, tmp_path):
     )  # in the usage line and in the list of options
 
 
+@pytest.mark.slow
 def test_help_of_compare_does_not_import_torch():
     command = [sys.executable, "-X", "importtime", "-m", "training.compare", "--help"]
     done = subprocess.run(

@@ -88,6 +88,7 @@ def test_best_checkpoint_has_no_projections_and_detects_the_same(run):
     assert all(boxes.equal(found[3][0]) for boxes, _ in (found[1], found[3]))
 
 
+@pytest.mark.slow
 def test_model_of_the_next_run_does_not_inherit_the_projections(run, tmp_path):
     """Fine-tuned from a last.pt with projections; in the second run that is the teacher, too."""
     last = str(run / "weights" / "last.pt")
@@ -99,6 +100,7 @@ def test_model_of_the_next_run_does_not_inherit_the_projections(run, tmp_path):
         assert ("distillation" in table) == (name == "taught")
 
 
+@pytest.mark.slow
 def test_image_size_for_the_stride_of_the_teacher_is_that_of_val(run, micro_model, tmp_path):
     """The model's stride is 32, the teacher's 64: 96 px become 128, and so do those of val.py."""
     table = {
@@ -192,6 +194,7 @@ def test_resume_needs_the_same_teacher(run, teacher, tmp_path, change, flags, se
         assert checkpoint_file.load(last)["config"]["teacher"][0] == str(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "flags"), [("tiny", "--multi-scale"), ("dual", "--rect --amp bf16")]
 )

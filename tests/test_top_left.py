@@ -138,6 +138,7 @@ def test_images_are_placed_as_by_hand(weights, data, rows_by):
     assert_same(rows_by(val, weights["top_left"], "--square"), square)
 
 
+@pytest.mark.slow
 def test_val_detect_and_python_find_the_same(weights, data, rows_by):
     """On rectangular canvases, which are larger than the images. The center finds other boxes."""
     found = rows_by(val, weights["top_left"])
@@ -155,6 +156,7 @@ def test_val_detect_and_python_find_the_same(weights, data, rows_by):
         assert_same(rows_by(val, weights["center"]), found)
 
 
+@pytest.mark.slow
 def test_exported_file_keeps_the_letterbox(exported, weights, rows_by):
     backend = load_backend(exported, CPU).backend
     assert (backend.letterbox, backend.canvas) == ("top_left", (SIZE, SIZE))
@@ -176,6 +178,7 @@ def test_classes_are_added_to_a_model_that_is_validated_there(weights, data, tmp
     assert [placement.shift_xy.tolist() for placement in placements] == [[0, 0]] * 6
 
 
+@pytest.mark.slow
 def test_test_time_augmentation_and_tiles_find_the_same(weights, rows_by):
     for flags in (["--augment"], ["--tile", "40", "--tile-overlap", "0.3"]):
         found = rows_by(val, weights["top_left"], *flags)

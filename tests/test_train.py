@@ -175,6 +175,7 @@ def test_plots_are_drawn(start):
     assert '"kinds":{"classification"' in report  # the errors of best.pt
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_same_seed_gives_same_bits(start):
     _, first = start("--epochs", "2", name="a")
@@ -187,6 +188,7 @@ def test_same_seed_gives_same_bits(start):
         assert not same(states[0][part], states[2][part])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--image-weights"]], ids=" ".join)
 def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
     """Workers begin the next epoch during the validation, unless its images depend on that."""
@@ -206,6 +208,7 @@ def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
     assert without_time(without_workers) == without_time(with_workers)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize(
     "flags", [[], ["--tile", "64", "--tile-overlap", "0.3", "--imgsz", "64"]], ids=" ".join
@@ -256,6 +259,7 @@ def test_fine_tuning_copies_weights(start, capsys):
     )
 
 
+@pytest.mark.slow
 def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
     _, chosen = start("--epochs", "2", name="auto")
     line = next(
@@ -292,6 +296,7 @@ def test_frozen_layers_keep_their_initial_bits(start, micro_model):
     assert any(not torch.equal(last[k], fresh[k]) for k in fresh if k.startswith("layers.3."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -350,6 +355,7 @@ def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
 # ---------------------------------------------------------------------- classes and their balance
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_model_of_chosen_classes_is_validated_and_resumed_with_them(
     start, tiny_data, tmp_path, capsys
@@ -431,6 +437,7 @@ def resume(folder, *flags):
     return train.main(train.parse_args(["--resume", last, "--workers", "0", *flags])[0], CPU)
 
 
+@pytest.mark.slow
 def test_run_resumes_from_other_working_folder(start, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_data.parent)
     undo = fail_when(monkeypatch, checkpoint_file, "save", lambda path, state: state["epoch"] == 2)
@@ -446,6 +453,7 @@ def test_run_resumes_from_other_working_folder(start, tiny_data, tmp_path, monke
     assert sorted(file.name for file in Path().iterdir()) == ["best.pt", "last.pt"]
 
 
+@pytest.mark.slow
 def test_early_stopped_run_trains_no_more_epochs_on_resume(start):
     _, folder = start("--epochs", "30", "--patience", "1", "--fitness", ALL_EQUAL)
     with pytest.raises(ValueError, match="its run is done after 2 epochs"):
@@ -625,6 +633,7 @@ def test_roboflow_export_trains_and_validates(start, tiny_data, tmp_path, capsys
     assert capsys.readouterr().out.count(note) == 1
 
 
+@pytest.mark.slow
 def test_val_period_2_validates_every_other_epoch_and_the_last(start):
     _, folder = start("--epochs", "5", "--val-period", "2")
     known = [row["metrics/mAP_0.5"] != "nan" for row in rows_of(folder)]

@@ -117,6 +117,7 @@ def measure(trained, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @without_pictures
 def test_fitness_is_that_of_the_checkpoint(measure, trained, tmp_path, capsys):
     saved = checkpoint_file.load(trained)
@@ -252,6 +253,7 @@ def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
     assert twice.coco.stats["AP"] == pytest.approx(alone.coco.stats["AP"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]]
 )
@@ -293,6 +295,7 @@ def test_data_of_other_classes_are_refused(measure, tiny_data, tmp_path):
         measure("--data", str(other))
 
 
+@pytest.mark.slow
 def test_names_that_were_a_flag_of_the_training_are_asked_for(measure, tiny_data, tmp_path):
     for part in ("images", "labels"):  # without the YAML, classes have numbers only
         shutil.copytree(tiny_data.parent / part, tmp_path / "data" / part)
@@ -440,6 +443,7 @@ def test_metrics_of_chosen_classes_are_those_of_all_classes(measure, tiny_data):
     assert {each["category_id"] for each in predicted} <= {1, 3}
 
 
+@pytest.mark.slow
 @without_pictures
 def test_chosen_classes_can_be_evaluated_as_one(measure, trained, tmp_path):
     flags = ("--classes", "disc", "bar", "--single-cls")
@@ -462,6 +466,7 @@ def test_chosen_classes_can_be_evaluated_as_one(measure, trained, tmp_path):
 # ---------------------------------------------------------------------- tiles
 
 
+@pytest.mark.slow
 def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     found, folder = measure("--tile", "64", "--tile-overlap", "0.25", "--img", "64", "--save-json")
     said = capsys.readouterr().out
@@ -477,6 +482,7 @@ def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     }
 
 
+@pytest.mark.slow
 @without_pictures
 def test_tiles_larger_than_the_images_change_nothing(measure):
     (plain, _), (tiled, _) = measure(), measure("--tile", "96", "--tile-whole")
@@ -500,6 +506,7 @@ def test_wrong_tile_flags_are_rejected(measure, flags, text):
         measure(*flags)
 
 
+@pytest.mark.slow
 @without_pictures
 @pytest.mark.parametrize("flags", [(), ("--tile", "64")])
 def test_images_with_more_objects_than_detections_are_said(measure, flags, capsys):
@@ -517,6 +524,7 @@ def test_images_with_more_objects_than_detections_are_said(measure, flags, capsy
 # ---------------------------------------------------------------------- pictures
 
 
+@pytest.mark.slow
 def test_training_plots_are_drawn_in_the_background(loader, tmp_path, monkeypatch):
     wait = threading.Event()
     real = labels.plot_labels
@@ -532,6 +540,7 @@ def test_training_plots_are_drawn_in_the_background(loader, tmp_path, monkeypatc
     assert {file.name for file in tmp_path.iterdir()} == {"labels.png", "train_batch0.jpg"}
 
 
+@pytest.mark.slow
 def test_failed_labels_plot_is_reported_by_next_batch_plot(loader, tmp_path):
     pictures = Pictures(tmp_path / "nowhere", ["a", "b", "c"])
     pictures.labels(loader.labels.classes, loader.labels.boxes_cxcywh_norm())
@@ -593,6 +602,7 @@ def found_by(program, weights, tmp_path, *flags):
     return json.loads((tmp_path / "run" / "predictions.json").read_text())
 
 
+@pytest.mark.slow
 @without_pictures
 def test_head_flag_chooses_the_output(two_heads, tmp_path):
     """o2o, the default, is not suppressed: the IoU threshold changes nothing. That of o2m does."""

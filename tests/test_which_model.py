@@ -4,6 +4,8 @@ import doctest
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.detection import which_model
 from benchmarks.detection.which_model import FREE_AP, MODELS, PLACE, RUNTIMES, SIZES, Times
 
@@ -49,6 +51,7 @@ def test_small_run_measures_and_files_a_table(tmp_path, capsys, monkeypatch):
     assert "micro.yaml: left out, after 0 minutes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_page_has_the_table_of_all_models():
     """What does not depend on the machine: names, parameters, GFLOPs, AP; and the columns."""
     begin, end = PLACE

@@ -67,6 +67,7 @@ def test_cached_images_equal_decoded_images(tmp_path: Path, where: str) -> None:
     assert lines == ([f"decoded images are cached: {size / 1000:.1f} kB {kept}"] if kept else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["ram", "disk"])
 def test_batches_from_cache_equal_uncached_batches(tmp_path: Path, where: str) -> None:
     labels = write_data(tmp_path)
@@ -78,6 +79,7 @@ def test_batches_from_cache_equal_uncached_batches(tmp_path: Path, where: str) -
         ] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_device_drawn_batches_match_host_batches(tmp_path: Path, workers: int) -> None:
     """With the CPU as the device: the same boxes, and nearly the same pixels."""

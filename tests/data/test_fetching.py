@@ -366,6 +366,7 @@ def tiny(serve, tiny_data, tmp_path):
     return server, file
 
 
+@pytest.mark.slow
 def test_train_and_val_download_missing_data(tiny, tmp_path, tiny_model):
     server, file = tiny
     flags, world = small_run_flags(file, tiny_model, tmp_path / "runs"), World(torch.device("cpu"))
@@ -395,6 +396,7 @@ def test_train_and_val_download_missing_data(tiny, tmp_path, tiny_model):
     assert len(server.received) == 2
 
 
+@pytest.mark.slow
 def test_resume_does_not_inherit_download_flag(tiny, tmp_path, tiny_model):
     server, file = tiny
     flags, world = (

@@ -98,6 +98,7 @@ def contents(batch: Batch | Drawn) -> tuple[object, ...]:
     return tuple((part.dtype, part.shape, part.tobytes()) for part in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rect"), [(train_loader, False), (train_loader, True), (weighted_loader, False)]
 )
@@ -111,6 +112,7 @@ def test_batches_do_not_depend_on_number_of_workers(
     assert alone == one == three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_passes_that_were_begun_early_have_the_same_batches(tmp_path: Path, workers: int) -> None:
     labels = write_data(tmp_path)

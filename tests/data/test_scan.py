@@ -615,6 +615,7 @@ def with_checksum(data: bytes) -> bytes:
     return data + hashlib.sha256(data).digest()
 
 
+@pytest.mark.slow
 def test_compressed_scan_cache_is_not_unpacked(tmp_path: Path) -> None:
     source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     first, _ = scan([source], NAMES, cache_dir=cache)
@@ -673,6 +674,7 @@ def test_scan_cache_file_mode_follows_umask(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.slow
 def test_concurrent_scan_cache_writes_leave_one_valid_file(tmp_path: Path) -> None:
     source, cache = write_dataset(tmp_path / "set", {"a": "0 .5 .5 .5 .5"}), tmp_path / "cache"
     scan([source], NAMES, cache_dir=cache)

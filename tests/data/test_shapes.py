@@ -70,6 +70,7 @@ def slow_mask(shape, size):
     return inside.reshape(3 * size, 4, 3 * size, 4).mean((1, 3)) >= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [1, 2, 3, 6, 9])
 def test_labels_agree_with_a_slow_oracle(index):
     size = 96
@@ -134,6 +135,7 @@ def test_seed_split_and_index_each_change_the_image(other):
     assert not np.array_equal(first.image, draw_image(*other, 128).image)
 
 
+@pytest.mark.slow
 def test_generated_labels_are_inside_image_and_match_file_rows(drawings):
     for drawing in drawings:
         rows = [row.split() for row in label_text(drawing).splitlines()]
@@ -277,6 +279,7 @@ def test_concurrent_generation_gives_one_valid_set(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "set"]
 
 
+@pytest.mark.slow
 def test_image_generation_takes_less_than_six_times_blurred_noise(tmp_path):
     """An image takes 10 ms on an idle core, 3.3 times the noise; at six times, the whole data set
     would take 20 s.

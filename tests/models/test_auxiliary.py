@@ -113,6 +113,7 @@ def test_fused_model_has_no_branch(pair):
     assert Detector(table).load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_counts_of_both_and_of_the_model_that_detects(pair):
     model, plain = pair
     assert count_parameters(model) > count_parameters(plain)

@@ -259,6 +259,7 @@ def test_long_class_names_are_cut_in_messages():
     assert join_names(["a" * 3000, "b"]) == "a" * 40 + "..., b"
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "flags", [[], ["--nms", "--conf-thres", "0.0001"], ["--head", "o2m"]], ids=" ".join

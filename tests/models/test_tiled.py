@@ -511,6 +511,7 @@ def test_tiles_at_the_top_left_give_the_boxes_of_val(model, labels):
     )
 
 
+@pytest.mark.slow
 def test_boxes_of_val_do_not_depend_on_processes_batches_and_workers(backend, labels):
     alone = detect_tiles(backend, labels, World(torch.device("cpu")))
     for size, batch_size, workers in ((2, 4, 0), (3, 1, 0), (1, 7, 2)):

@@ -53,6 +53,7 @@ def test_freeze_rejects_invalid_layers(model, layers, text):
         freeze(model, layers)
 
 
+@pytest.mark.slow
 def test_what_only_training_computes_is_nothing_to_train(model):
     """Projections to the maps of a teacher, and an auxiliary branch."""
     model.add_projections([8, 8, 8])

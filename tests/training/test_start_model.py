@@ -60,6 +60,7 @@ def start_trained(
     return start_model(cfg, weights, names, **(settings | {"say": lambda _: None} | changed))
 
 
+@pytest.mark.slow
 def test_model_from_scratch_gets_fitted_anchors(tiny_model):
     sizes: list[int] = []
     model, log_lines = start_with_log(
@@ -110,6 +111,7 @@ def test_anchors_are_fitted_at_the_size_that_a_teacher_needs_too(tiny_model):
     assert sizes == [384]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("added", [False, True], ids=["fine-tuned", "--add-classes"])
 def test_another_size_than_the_checkpoint_was_trained_at_is_said(tiny_model, tmp_path, added):
     path = tmp_path / "old.pt"
@@ -174,6 +176,7 @@ def test_model_starts_from_weights_and_their_table(weights):
     assert model.state_dict()["layers.0.conv.weight"].equal(state["layers.0.conv.weight"])
 
 
+@pytest.mark.slow
 def test_training_centers_its_images_wherever_those_of_the_weights_were(weights):
     """Unless the user's own table says otherwise."""
     state = checkpoint_file.load(Path(weights))
@@ -190,6 +193,7 @@ def test_training_centers_its_images_wherever_those_of_the_weights_were(weights)
     assert start_with_log(str(own), weights, fit=False)[0].letterbox == "top_left"
 
 
+@pytest.mark.slow
 def test_weights_can_be_used_with_another_table(tmp_path):
     """The body of yolov5n fits that of yolov5nu; the head is of another kind."""
     source = build_model("yolov5n.yaml", 4)
@@ -336,6 +340,7 @@ def test_name_near_to_that_of_a_model_is_suggested(name, near):
         check_model(name, "", download=False)
 
 
+@pytest.mark.slow
 def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
     source = build_model("yolov5n.yaml", 3)
     path = tmp_path / "other.pt"
@@ -347,6 +352,7 @@ def test_too_few_copied_tensors_are_said_to_count_as_random_weights(tmp_path):
     assert lines[0].endswith("; 27% of the weights are too few to count as trained")
 
 
+@pytest.mark.slow
 def test_what_the_weights_know_is_returned(weights, tiny_model):
     for names in (NAMES, ["disc", "bar"]):
         model, trained = start_trained("", weights, names)
@@ -360,6 +366,7 @@ def test_more_than_half_of_the_weights_make_trained_ones(weights, monkeypatch, s
     assert (start_trained("", weights)[1] is not None) == counts
 
 
+@pytest.mark.slow
 def test_weights_of_zeros_do_not_count_as_trained(weights, tmp_path):
     saved = checkpoint_file.load(Path(weights))
     saved["model"] = {key: torch.zeros_like(value) for key, value in saved["model"].items()}

@@ -200,6 +200,7 @@ def completed(line: str, script: str, folder: Path) -> list[str]:
     return answer.read_text().split("\n")
 
 
+@pytest.mark.slow
 def test_shells_complete_flags_and_values(tmp_path):
     pytest.importorskip("argcomplete")
     for script in ("train.py", "val.py", "detect.py", "export.py"):

@@ -15,6 +15,7 @@ def fill(shared: SharedBytes, value: int) -> None:
     shared.tensor[1:3] = value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_writes_of_other_process_are_visible(method: str) -> None:
     shared = SharedBytes(5)

@@ -205,6 +205,7 @@ def test_targets_match_pixels_on_canvases_of_any_shape(size: tuple[int, int]) ->
     assert sum(compare(plan, BOXES) for plan in plans) >= 10
 
 
+@pytest.mark.slow
 def test_strong_perspective_keeps_patches_in_front_of_horizon() -> None:
     side = 1280
     labels = labels_of(

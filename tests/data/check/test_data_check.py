@@ -480,6 +480,7 @@ def test_default_anchors_are_those_of_the_tables(table):
 # ------------------------------------------------------------------------------------------- page
 
 
+@pytest.mark.slow
 def test_pictures_stay_below_their_limit(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3)).astype(np.uint8)
     cv2.imwrite(str(tmp_path / "a.png"), noise)

@@ -165,6 +165,7 @@ def test_scan_cache_detects_changes_of_new_format(data: Path, tmp_path: Path) ->
     assert again("from cache") == 18
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_row_format")
 def test_new_format_can_be_trained_on(data: Path, tiny_model: str, tmp_path: Path) -> None:
     yaml = data.with_name("rows.yaml")

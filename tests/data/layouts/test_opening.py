@@ -191,6 +191,7 @@ def test_archive_is_unpacked_once_below_the_cache(tmp_path):
     assert said[-1] == "1 image nearly identical to another: in its split"
 
 
+@pytest.mark.slow
 def test_images_that_change_their_side_are_said(tmp_path):
     """Also of a changed archive, which is unpacked into another folder, and with --strict."""
     folder = image_folder(tmp_path / "photos", 10)

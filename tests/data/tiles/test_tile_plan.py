@@ -184,6 +184,7 @@ def test_epoch_is_a_pass_over_all_tiles(tmp_path: Path) -> None:
     assert loader.labels is tiles.images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rect", [False, True])
 def test_tiles_do_not_depend_on_number_of_workers(tmp_path: Path, rect: bool) -> None:
     labels = large_data(tmp_path)

@@ -140,6 +140,7 @@ def test_other_convolutions_stay_as_they_are(conv):
     assert type(conv) is nn.Conv2d
 
 
+@pytest.mark.slow
 def test_models_have_them_where_a_stride_or_a_large_kernel_is():
     model = build_model("yolox_nano", 2)
     fast = [module for module in model.modules() if isinstance(module, DepthwiseConv2d)]

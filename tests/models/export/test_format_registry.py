@@ -88,6 +88,7 @@ def test_listing_the_formats_imports_neither_torch_nor_a_runtime():
     assert not slow & set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_new_format_is_one_record(tmp_path, micro_model, monkeypatch, capsys):
     """Refusals, writing, checking and opening need nothing but its line in FORMATS."""
 

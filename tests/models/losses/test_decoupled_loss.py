@@ -186,6 +186,7 @@ def test_half_precision_maps_are_computed_in_float32():
     )
 
 
+@pytest.mark.slow
 def test_decoupled_loss_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")

@@ -178,6 +178,7 @@ def test_half_precision_maps_are_computed_in_single_precision(exponential):
     assert terms["box"] > 0
 
 
+@pytest.mark.slow
 def test_loss_never_syncs_with_device():
     with FakeTensorMode(allow_non_fake_inputs=False):
         device = torch.device("cuda")

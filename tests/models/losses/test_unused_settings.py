@@ -62,6 +62,7 @@ def test_unused_settings_are_named_and_have_no_effect(name):
         )
 
 
+@pytest.mark.slow
 def test_weight_of_a_single_class_has_no_effect_with_anchors():
     """YOLOv5's head has no class term for it; in others, objects weigh more than background."""
     for name in MODELS:

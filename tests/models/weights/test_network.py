@@ -47,6 +47,7 @@ def assert_copied(model: Detector, state: Mapping[str, Tensor]) -> None:
     assert all(value.equal(state[key]) for key, value in body.items())
 
 
+@pytest.mark.slow
 def test_published_file_goes_into_the_backbone(state, tmp_path):
     model = build_model(TABLE, 3)
     rest = {key: value.clone() for key, value in model.head.state_dict().items()}

@@ -68,6 +68,7 @@ def test_transfer_to_different_anchor_count_leaves_head_unchanged(model, tiny_mo
     assert all(value.equal(head[key]) for key, value in other.head.state_dict().items())
 
 
+@pytest.mark.slow
 def test_class_outputs_without_common_classes_are_not_counted():
     given, model = build_model("yolox_nano", 3), build_model("yolox_nano", 2)
     copied, total, classes, _ = transfer(model, ["x", "y"], given, ABC)

@@ -79,6 +79,7 @@ def test_run_sets_the_momentum_of_its_model_and_leaves_its_table(micro_model, sy
     assert momenta(model) == own
 
 
+@pytest.mark.slow
 def test_backbone_of_another_library_follows_too():
     model = build_model(str(BACKBONE), 3)
     backbone = next(layer for layer in model.layers if isinstance(layer, Backbone))

@@ -105,6 +105,7 @@ def test_search_trials_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_search_with_noisy_memory_steps_finds_fitting_batch():
     chance = random.Random(0)
     for _ in range(3000):
@@ -176,6 +177,7 @@ def allocator_peak(step: Callable[[], None]) -> int:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", [False, True])
 def test_step_memory_is_close_to_allocator_peak(amp):
     step = training_step(build_model("yolov5n.yaml", 80), 160, amp=amp)

@@ -158,6 +158,7 @@ def test_scores_are_in_order_and_at_most_1():
 # ------------------------------------------------------------------------------------ the command
 
 
+@pytest.mark.slow
 def test_command_adds_the_models_findings(tiny_data, micro_model, tmp_path, capsys):
     """A model with random weights disagrees everywhere; the file has each place with its score."""
     weights = save_checkpoint(tmp_path / "m.pt", lively_detector(micro_model))
@@ -184,6 +185,7 @@ def test_command_adds_the_models_findings(tiny_data, micro_model, tmp_path, caps
     assert "detections without a label" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_only_classes_that_the_model_knows_are_compared_by_name(
     tiny_data, micro_model, tmp_path, capsys
 ):

@@ -74,6 +74,7 @@ def straight(tmp_path_factory):
     return train_all(folder, storage=str(folder / "study.log"), trials=14)
 
 
+@pytest.mark.slow
 def test_trials_of_a_study_are_those_of_its_seed(straight, tmp_path):
     assert list(straight) == list(range(14))
     assert len({values["lr0"] for values in straight.values()}) == 14
@@ -81,6 +82,7 @@ def test_trials_of_a_study_are_those_of_its_seed(straight, tmp_path):
     assert train_all(tmp_path / "other", trials=3, seed=1)[0] != straight[0]
 
 
+@pytest.mark.slow
 def test_study_continues_where_it_ended(straight, tmp_path):
     first = train_all(tmp_path, trials=14, most=9)
     second = train_all(tmp_path, trials=14)
@@ -114,6 +116,7 @@ def test_study_that_is_refused_leaves_no_worker(tmp_path):
     assert list((tmp_path / "workers").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_trial_of_a_process_that_ended_is_trained_again(straight, tmp_path):
     """It was not completed, for example because the process was killed; and one given back."""
     with open_study(tmp_path, trials=14) as study:
@@ -290,6 +293,7 @@ def test_trial_that_was_completed_by_hand_is_not_the_best(tmp_path):
     assert [row["fitness"] for row in rows(tmp_path)] == ["0.9", "0.1"]
 
 
+@pytest.mark.slow
 def test_bad_trials_end_early(tmp_path):
     """MedianPruner: after five trials, a trial below their median at the same epoch."""
     with open_study(tmp_path, trials=8) as study:
@@ -315,6 +319,7 @@ def test_bad_trials_end_early(tmp_path):
     assert [row["failure"] for row in written[5:]] == ["", "not finite"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pruner", "ends"), [("hyperband", True), ("none", False)])
 def test_other_pruners(tmp_path, pruner, ends):
     with open_study(tmp_path, trials=12, pruner=pruner, epochs=9) as study:

@@ -533,6 +533,7 @@ def test_model_without_batchnorm2d_is_not_changed():
     assert [type(layer) for layer in net] == [nn.Conv2d, nn.BatchNorm1d]
 
 
+@pytest.mark.slow
 def test_compiled_layer_does_not_use_the_fused_kernels(monkeypatch):
     """torch.compile has no description of them: `fullgraph` raises an error where the graph would
     be interrupted.

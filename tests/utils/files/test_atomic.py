@@ -168,6 +168,7 @@ def remount_read_only(run: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", run.parent], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_disk", "sentence", "has_checkpoints"),
     [

@@ -313,6 +313,7 @@ def test_fingerprint_depends_on_values_and_not_on_path(tmp_path):
     assert prints[0] == prints[1] != prints[2]
 
 
+@pytest.mark.slow
 def test_checkpoints_requesting_huge_memory_are_refused_early(tmp_path):
     """A zip bomb, a pickle that would allocate a gigabyte of zeros, and a file that claims more
     tensors than it has.

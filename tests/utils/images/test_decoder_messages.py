@@ -65,6 +65,7 @@ def test_second_block_at_the_same_time_catches_nothing(capfd: pytest.CaptureFixt
     assert capfd.readouterr().err == "after\n"
 
 
+@pytest.mark.slow
 def test_python_prints_to_the_terminal_meanwhile() -> None:
     program = """
 import os, sys

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_missing_opencv_library_gives_one_line_error(tmp_path):
     """A fake cv2 that fails like the real one if libGL is missing."""
     message = "libGL.so.1: cannot open shared object file"

@@ -48,6 +48,7 @@ def test_table_anchors_are_kept_for_common_box_sizes():
     assert sentence.startswith("anchor sizes match ")
 
 
+@pytest.mark.slow
 def test_unusual_box_sizes_get_fitted_anchors_with_higher_recall():
     sizes = log_normal(5, 0.3) * [1.0, 50.0]  # very narrow and tall
     before = best_possible_recall(sizes, TABLE.reshape(-1, 2), 4.0)
@@ -70,6 +71,7 @@ def test_two_box_clusters_get_one_anchor_each():
         assert anchors == pytest.approx(np.array([[8.0, 8], [100, 50]]), rel=0.05)
 
 
+@pytest.mark.slow
 def test_anchor_fitting_is_deterministic_and_sorted_by_area():
     sizes = log_normal(40, 0.9)
     anchors = fit(sizes)
@@ -79,6 +81,7 @@ def test_anchor_fitting_is_deterministic_and_sorted_by_area():
     assert anchors.min() >= 2
 
 
+@pytest.mark.slow
 def test_anchor_mutation_never_lowers_fitness():
     sizes = log_normal(40, 0.9)
 
@@ -133,6 +136,7 @@ def test_anchor_fitting_samples_at_most_max_boxes(monkeypatch):
     assert seen == [100]
 
 
+@pytest.mark.slow
 def test_placeholder_anchors_are_replaced_despite_full_recall():
     sizes = log_normal(70, 0.1)
     given = np.full((1, 3, 2), 70.0)

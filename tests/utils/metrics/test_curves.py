@@ -293,6 +293,7 @@ class TestConfusionMatrix:
             confusion_matrix(NO_TRUTH, NO_DETECTIONS, class_ids=[0], iou=0)
 
 
+@pytest.mark.slow
 def test_classes_without_ground_truth_are_not_drawn(tmp_path, monkeypatch):
     """The legend's mean over all classes is AP50, as in the table: class 3 is evaluated but does
     not occur.

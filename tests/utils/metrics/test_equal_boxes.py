@@ -50,6 +50,7 @@ def test_first_equal_box_as_all_pairs_say(seed, monkeypatch):
         assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
 
 
+@pytest.mark.slow
 def test_edges_exactly_at_the_limit():
     """90 of 100 px is an IoU of 0.9 whichever edge differs, on either side of a cell's border."""
     for start in np.linspace(0, 400, 37):
@@ -67,6 +68,7 @@ def test_no_boxes():
     assert [len(column) for column in found] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_thousands_of_equal_boxes_take_no_square():
     """All 4e8 pairs of 20,000 boxes would take 10 GB, and minutes."""
     random = np.random.default_rng(0)

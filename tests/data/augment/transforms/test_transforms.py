@@ -152,6 +152,7 @@ def test_no_newer_version_is_asked_for_unless_the_user_wants_it(tmp_path, asked)
 # ---------------------------------------------------------------------- one sample
 
 
+@pytest.mark.slow
 @needs_library
 def test_every_transform_depends_on_the_seed_only():
     """In a new object too, and after other samples; and it leaves global random numbers alone."""
@@ -374,6 +375,7 @@ MANY = """
 """
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize("rect", [False, True])
 def test_batches_depend_on_neither_workers_nor_processes(tmp_path, rect):
