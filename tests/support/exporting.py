@@ -12,6 +12,7 @@ from torch import nn
 
 import export
 from models import build_model
+from models.blocks.backbone import Backbone
 from models.detector import Detector
 from models.export import FORMATS
 from models.heads.cells import OutputConv
@@ -48,10 +49,14 @@ def short_table() -> dict[str, Any]:
 
 
 def lively_detector(table: str | Mapping[str, Any], seed: int = 0) -> Detector:
-    """A detector with random weights whose boxes and scores vary with the image."""
+    """A detector with random weights whose boxes and scores vary with the image.
+
+    Weights of backbones stay as they are: residual networks would overflow.
+    """
     torch.manual_seed(seed)
     detector = build_model(table, len(NAMES))
-    convolutions = [module for module in detector.modules() if isinstance(module, nn.Conv2d)]
+    own = [layer for layer in detector.layers if not isinstance(layer, Backbone)]
+    convolutions = [each for each in nn.ModuleList(own).modules() if isinstance(each, nn.Conv2d)]
     outputs = [module for module in detector.head.modules() if isinstance(module, OutputConv)]
     with torch.no_grad():
         for module in convolutions:

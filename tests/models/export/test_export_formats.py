@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from models import build_model
 from models.blocks.registry import LAYERS
 from models.detector import Detector
 from models.export import FORMATS
@@ -34,26 +34,9 @@ CPU = torch.device("cpu")
 TABLES = Path(__file__).parents[2] / "tables"
 EVERY_LAYER = TABLES / "every_layer.yaml"
 GROUPED = TABLES / "grouped.yaml"
-BACKBONE = TABLES / "backbone.yaml"
 SIZES = TABLES / "sizes.yaml"
 NMS = Suppression(0.3, 0.45, 20, False)
-GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None]] = {
-    "every layer, DecoupledDetect": (read_table(EVERY_LAYER), None),
-    "DualDistanceDetect": (micro_table("DualDistanceDetect", "nc", 16, True), NMS),
-    "DistanceDetect": (micro_table("DistanceDetect", "nc", 1), NMS),
-    "SharedDistanceDetect": (micro_table("SharedDistanceDetect", "nc"), NMS),
-    "GroupedDistanceDetect": (read_table(GROUPED), None),
-    "AnchorFree": (micro_table("AnchorFree", "nc"), NMS),  # of the tests
-}
 FIXED = {"canvas": (64, 64), "batch_size": 2}  # traced in a fifth of the time of free dimensions
-GRAPH_FIELDS: dict[str, dict[str, Any]] = {
-    "every layer, DecoupledDetect": FIXED,
-    "DualDistanceDetect": FIXED,
-    "DistanceDetect": FIXED,
-    "SharedDistanceDetect": FIXED,
-    "GroupedDistanceDetect": FIXED,
-    "AnchorFree": {"canvas": (64, 64)},  # batches of any number
-}
 
 
 def one_level(head: str, *arguments: object) -> dict[str, Any]:
@@ -64,12 +47,36 @@ def one_level(head: str, *arguments: object) -> dict[str, Any]:
     return table
 
 
+# Tables, and of the files other than TorchScript: non-maximum suppression and fixed dimensions.
+# Two of them have two levels. What reads the size of a map is exported for any size: the layers and
+# DualDistanceDetect here, Detect by test_exported_files.py. All heads read it in `grid_cells`.
+GRAPHS: dict[str, tuple[dict[str, Any], Suppression | None, dict[str, Any]]] = {
+    "every layer, DecoupledDetect": (read_table(EVERY_LAYER), None, FIXED),
+    "layers that read sizes, DualDistanceDetect": (read_table(SIZES), NMS, {}),
+    "DistanceDetect": (one_level("DistanceDetect", "nc", 1), NMS, FIXED),
+    "SharedDistanceDetect": (one_level("SharedDistanceDetect", "nc"), NMS, FIXED),
+    "GroupedDistanceDetect": (read_table(GROUPED), None, FIXED),
+    # Of the tests; batches of any number.
+    "AnchorFree": (one_level("AnchorFree", "nc"), NMS, {"canvas": (64, 64)}),
+}
+
+
+def fused(table: str | dict[str, Any]) -> Detector:
+    return lively_detector(table).fuse().requires_grad_(False)
+
+
+@cache
+def detector_of(graph: str) -> Detector:
+    """The detector of one of GRAPHS, built once for all files: they leave it unchanged."""
+    table, _, _ = GRAPHS[graph]
+    return fused(table)
+
+
 def writer(table: str | dict[str, Any], **fields: object) -> Writer:
-    return writer_of(lively_detector(table), **fields)
+    return writer_of(fused(table), **fields)
 
 
 def writer_of(detector: Detector, **fields: object) -> Writer:
-    detector.fuse().requires_grad_(False)
     stride = max(detector.strides)
     return Writer(detector, ExportedModel(tuple(NAMES), stride, 2 * stride, opset=17, **fields))  # type: ignore[arg-type]
 
@@ -106,7 +113,7 @@ def _anchor_free(monkeypatch):
 
 def test_every_layer_and_head_is_exported():
     """By the tests below, and Detect by test_exported_files.py."""
-    tables = [table for table, _ in GRAPHS.values()]
+    tables = [table for table, _, _ in GRAPHS.values()]
     rows = [row for table in tables for row in (*table["backbone"], *table["head"])]
     # TimmBackbone by test_backbone.py, if timm is installed
     assert {row[2] for row in rows} >= {*LAYERS, *HEADS} - {"Detect", "TimmBackbone"}
@@ -127,39 +134,21 @@ def test_only_a_graph_with_suppression_imports_torchvision(micro_model, monkeypa
 @pytest.mark.parametrize("nms", [None, NMS])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_are_exported_to_torchscript(graph, nms, tmp_path):
-    table, _ = GRAPHS[graph]
-    assert_like_torch(writer(table, nms=nms), "torchscript", tmp_path)
+    assert_like_torch(writer_of(detector_of(graph), nms=nms), "torchscript", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_are_exported_to_other_formats(graph, tmp_path):
-    """By one writer: torch traces a graph with free dimensions for seconds."""
-    table, nms = GRAPHS[graph]
-    written = writer(table, nms=nms, **GRAPH_FIELDS[graph])
-    for name in ("onnx", "openvino"):
-        assert_like_torch(written, name, tmp_path)
+    """By one writer: torch traces a graph for seconds.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("table", "nms"),
-    [
-        (read_table(SIZES), None),
-        # Both branches of a level, with bins: their boxes are those of DistanceDetect.
-        (one_level("DualDistanceDetect", "nc", 16, True), NMS),
-        (one_level("GroupedDistanceDetect", "nc", 4), None),
-    ],
-    ids=["layers", "DualDistanceDetect", "GroupedDistanceDetect"],
-)
-def test_layers_and_heads_that_read_sizes_are_exported_for_any_size(table, nms, tmp_path):
-    """Batches of any number and size of images, in files that are traced once, like those above.
-
-    The other layers are operations of torch on maps, whatever their size: each is exported for
-    any size as TorchScript, above.
+    Files for any size of images and number in a batch are traced once. Other layers than those that
+    read sizes are operations of torch on maps, whatever their size: each is exported for any size
+    as TorchScript, above.
     """
-    written = writer(table, nms=nms)
+    _, nms, fields = GRAPHS[graph]
+    written = writer_of(detector_of(graph), nms=nms, **fields)
     for name in ("onnx", "openvino"):
         assert_like_torch(written, name, tmp_path)
 
@@ -168,8 +157,8 @@ def test_layers_and_heads_that_read_sizes_are_exported_for_any_size(table, nms, 
 @pytest.mark.parametrize(
     "row",
     [
+        # mobilenet_v3_small is one of every layer, above.
         ["TorchvisionBackbone", "resnet18"],
-        ["TorchvisionBackbone", "mobilenet_v3_small"],
         ["TorchvisionBackbone", "efficientnet_b0"],
         ["TorchvisionBackbone", "regnet_y_400mf"],
         ["TorchvisionBackbone", "convnext_tiny"],
@@ -178,22 +167,21 @@ def test_layers_and_heads_that_read_sizes_are_exported_for_any_size(table, nms, 
     ids=lambda row: row[1],
 )
 def test_backbones_are_exported_to_all_formats(row, tmp_path):
-    """Those of torchvision up to stride 8: their later stages have no other kind of module."""
+    """Those of torchvision up to stride 4: their later stages have no other kind of module."""
     kind, name = row
-    levels = [4, 8]
+    stride = 4
     if kind == "TimmBackbone":
         pytest.importorskip("timm", reason="an optional package")
-        levels = [16, 32]  # it has no part of a network
-    table = read_table(BACKBONE)
-    table["backbone"][1] = [-1, 1, kind, [name, levels]]
+        stride = 32  # it has no part of a network
+    table = one_level("DistanceDetect", "nc", 1)
+    table["backbone"] = [[-1, 1, kind, [name, [stride]]], [-1, 1, "Level", [0]]]
     detector = lively_detector(table)
-    backbone = build_model(table, 3).eval().layers[1]  # residual networks would overflow
     if kind == "TimmBackbone":
         activated = [
-            part for part in backbone.modules() if isinstance(getattr(part, "act", None), nn.SiLU)
+            part for part in detector.modules() if isinstance(getattr(part, "act", None), nn.SiLU)
         ]
         activated[0].act = nn.ReLU6(inplace=True)  # as in efficientnet_lite0, which is large
-    detector.layers[1] = backbone
+    detector.fuse().requires_grad_(False)
     written = writer_of(detector, **FIXED)
     for each in ("torchscript", "onnx", "openvino"):
         assert_like_torch(written, each, tmp_path)
