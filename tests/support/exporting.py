@@ -37,6 +37,14 @@ def micro_table(head: str, *arguments: object) -> dict[str, Any]:
     return table
 
 
+def one_level(head: str, *arguments: object) -> dict[str, Any]:
+    """A table of two convolutions and a head at stride 4."""
+    table = micro_table(head, *arguments)
+    table["backbone"] = table["backbone"][:2]
+    table["head"][0][0] = [1]
+    return table
+
+
 def short_table() -> dict[str, Any]:
     """The table of micro.yaml with its first level only, for tests whose subject is not the
     graph.

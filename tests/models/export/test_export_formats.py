@@ -26,7 +26,7 @@ from models.head_registry import HEADS
 from models.loading import load_backend
 from models.tables.read import read_table
 from tests.support.anchor_free import FAMILY
-from tests.support.exporting import NAMES, lively_detector, micro_table, short_table
+from tests.support.exporting import NAMES, lively_detector, one_level, short_table
 
 pytestmark = pytest.mark.usefixtures("onnx_functions")
 
@@ -37,15 +37,6 @@ GROUPED = TABLES / "grouped.yaml"
 SIZES = TABLES / "sizes.yaml"
 NMS = Suppression(0.3, 0.45, 20, False)
 FIXED = {"canvas": (64, 64), "batch_size": 2}  # traced in a fifth of the time of free dimensions
-
-
-def one_level(head: str, *arguments: object) -> dict[str, Any]:
-    """A table of two convolutions and a head at stride 4."""
-    table = micro_table(head, *arguments)
-    table["backbone"] = table["backbone"][:2]
-    table["head"][0][0] = [1]
-    return table
-
 
 # Tables, and of the files other than TorchScript: non-maximum suppression and fixed dimensions.
 # Two of them have two levels. What reads the size of a map is exported for any size: the layers and
