@@ -509,10 +509,16 @@ def containers(value: Any) -> Iterator[Any]:
             yield from containers(member)
 
 
-@pytest.mark.parametrize("kind", ["bins", "two heads"])
-def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def with_bins(detectors, tmp_path_factory):
+    """What read_external finds in a file."""
+    path = tmp_path_factory.mktemp("bins") / "a.pt"
+    return read_external(save(path, to_ultralytics_module(detectors["bins"])))
+
+
+def test_wrong_types_anywhere_in_a_table_give_one_sentence(with_bins, monkeypatch):
     """In each fourth dict or list of the table one value is replaced by a wrong one."""
-    external = read_external(save(tmp_path / "a.pt", to_ultralytics_module(detectors[kind])))
+    external = with_bins
     refused = 0
     for number in range(0, 60, 4):
         table = deepcopy(external.table)
@@ -532,13 +538,6 @@ def test_wrong_types_anywhere_in_a_table_give_one_sentence(detectors, kind, monk
             checked_message(external.path, error)
             refused += 1
     assert refused >= 8
-
-
-@pytest.fixture(scope="module")
-def with_bins(detectors, tmp_path_factory):
-    """What read_external finds in a file."""
-    path = tmp_path_factory.mktemp("bins") / "a.pt"
-    return read_external(save(path, to_ultralytics_module(detectors["bins"])))
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES[2:], ids=repr)
