@@ -151,16 +151,14 @@ def onnx_functions() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def exports(
-    onnx_functions: None, micro_model: str, tmp_path_factory: pytest.TempPathFactory
-) -> "Exports":
+def exports(onnx_functions: None, tmp_path_factory: pytest.TempPathFactory) -> "Exports":
     """exports("onnx", "--nms") is the path of a file that export.py has written."""
     from tests.support.exporting import Exports
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of the whole test run
-    return Exports(folder / "exports", micro_model)
+    return Exports(folder / "exports")
 
 
 @pytest.fixture(autouse=True)

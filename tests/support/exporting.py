@@ -56,6 +56,14 @@ def short_table() -> dict[str, Any]:
     return table
 
 
+def two_level_table() -> dict[str, Any]:
+    """The table of micro.yaml without its first level: of several, and of stride 32."""
+    table = read_table(MICRO)
+    table["anchors"] = table["anchors"][1:]
+    table["head"] = [[[3, 4], 1, "Detect", ["nc", "anchors"]]]
+    return table
+
+
 def lively_detector(table: str | Mapping[str, Any], seed: int = 0) -> Detector:
     """A detector with random weights whose boxes and scores vary with the image.
 
@@ -90,8 +98,8 @@ class Exports:
     torch traces for seconds, are written by one command.
     """
 
-    def __init__(self, folder: Path, table: str) -> None:
-        self.detector = lively_detector(table)
+    def __init__(self, folder: Path) -> None:
+        self.detector = lively_detector(two_level_table())
         self._folder = folder
         folder.mkdir(exist_ok=True)
 
