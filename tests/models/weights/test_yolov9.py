@@ -197,7 +197,13 @@ def test_training_step_equals_that_of_its_authors(size):
 # The layout of files, without theirs
 
 
-@pytest.fixture(scope="module", params=NARROW)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "yolov9s",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NARROW if name != "yolov9s"),
+    ],
+)
 def model(request: pytest.FixtureRequest) -> Detector:
     torch.manual_seed(0)
     narrow = build_model(narrow_table(request.param, NARROW[request.param]), 4)
@@ -264,7 +270,7 @@ def test_averaged_weights_of_lightning_are_read(tmp_path):
     assert_same_model(found, narrow_s())
 
 
-@pytest.mark.parametrize("width", [80, 128])
+@pytest.mark.parametrize("width", [80, pytest.param(128, marks=pytest.mark.slow)])
 def test_class_width_of_t_is_taken_from_the_tensors(width, tmp_path):
     table = narrow_table("yolov9t", 0.25)
     for part in ("head", "auxiliary"):
