@@ -111,11 +111,19 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of the given size in inches, written to path if the block raises no error."""
+def picture(
+    path: str | Path,
+    width: float,
+    height: float,
+    layout: Literal["constrained", "none"] = "constrained",
+) -> Iterator[Figure]:
+    """Yield a figure of the given size in inches, written to path if the block raises no error.
+
+    layout: "constrained" finds room for all labels; with "none" the block places the axes.
+    """
     path = Path(path)
     with matplotlib.rc_context(_style()):
-        figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout=layout)
         FigureCanvasAgg(figure)
         yield figure
         content = io.BytesIO()

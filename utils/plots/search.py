@@ -17,6 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from utils.plots.canvas import BLUE, INK, draw_no_data, picture
 
 ACROSS = 5  # panels in a row
+# In inches. Fixed, because matplotlib's search for a layout takes longer than all the drawing.
+PANEL = (2.6, 2.3)  # width and height, with the space around it
+LEFT, RIGHT, BOTTOM, TOP = 0.65, 0.15, 0.35, 0.3  # margins of the picture
+BETWEEN = (0.25, 0.6)  # beside each other, and above each other
 ORANGE = "#e8590c"  # of the best training
 
 
@@ -41,8 +45,24 @@ def plot_search(csv_path: str | Path, png_path: str | Path, keys: Sequence[str])
 
     down = math.ceil(len(panels) / ACROSS)
     across = min(ACROSS, len(panels))
-    with picture(png_path, 2.6 * across, 2.3 * down) as figure:
+    with picture(png_path, PANEL[0] * across, PANEL[1] * down, layout="none") as figure:
+        _place_panels(figure, down, across)
         _draw_panels(figure, panels, fitness, best, (down, across))
+
+
+def _place_panels(figure: Figure, down: int, across: int) -> None:
+    """Give all panels one size, with room for the titles and the numbers at the axes."""
+    width, height = figure.get_size_inches()
+    panel_width = (width - LEFT - RIGHT - BETWEEN[0] * (across - 1)) / across
+    panel_height = (height - BOTTOM - TOP - BETWEEN[1] * (down - 1)) / down
+    figure.subplots_adjust(
+        left=LEFT / width,
+        right=1 - RIGHT / width,
+        bottom=BOTTOM / height,
+        top=1 - TOP / height,
+        wspace=BETWEEN[0] / panel_width,
+        hspace=BETWEEN[1] / panel_height,
+    )
 
 
 def _draw_panels(
