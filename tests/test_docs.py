@@ -41,13 +41,16 @@ from data.dataset_yaml import read_data_yaml
 from models.blocks.registry import LAYERS
 from models.build import build_model, check_shapes
 from models.export import FORMATS
+from models.export.graph import Export
 from models.export.metadata import Suppression
+from models.export.onnx import write as onnx_write
 from models.head_registry import HEADS
 from models.loading import load_backend
 from models.predict import Predictor
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint, short_table
+from tests.support.launching import forked_launcher
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from tests.support.yolox import to_yolox_state
 from training.check import __main__ as training_check
@@ -57,6 +60,7 @@ from training.tune.run import tune
 from utils.distributed.world import World
 from utils.flags import FlagParser
 from utils.loggers.registry import LOGGERS
+from utils.plots import search
 from utils.terminal import FaultError
 
 ROOT = Path(__file__).parents[1]
@@ -508,8 +512,7 @@ def write_named_files(words: list[str], finished: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("onnx_functions")
-def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
+def test_documented_commands_of_one_process_run(small, exports, tmp_path, monkeypatch):
     """All trainings, validations and detections of the pages, on tiny data. Modes of several
     devices run on one CPU.
     """
@@ -517,8 +520,7 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
     run_in_process(["python", "train.py", "--project", "finished"], small)
     commands = dict.fromkeys(words for words in SINGLE_PROCESS if not MODES & {*words})
     assert len(commands) > 20
-    shutil.copy("finished/exp/weights/best.pt", "m.pt")
-    export.run_script(["--weights", "m.pt", "--include", "onnx", "--img", "64"])
+    onnx = exports("onnx", *DYNAMIC)
     for number, words in enumerate(commands):
         if not all(find_spec(name) for name in LOGGERS if f"--{name}" in words):
             continue  # an optional package
@@ -529,7 +531,7 @@ def test_documented_commands_of_one_process_run(small, tmp_path, monkeypatch):
             shutil.copytree(tmp_path / "finished/exp", folder / "runs/train/exp")
         write_named_files(list(words), tmp_path / "finished/exp")
         if "m.onnx" in words:
-            shutil.copy(tmp_path / "m.onnx", folder)
+            shutil.copy(onnx, folder)
         run_in_process(list(words), small)
         script = words[1].removesuffix(".py")
         written = "*.png" if script == "detect" else "metrics.json"
@@ -615,8 +617,27 @@ def test_documented_command_trains_on_an_export(words, small, tmp_path, monkeypa
     assert Path("runs/train/exp/weights/best.pt").exists()
 
 
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch traces the network of one checkpoint once for each form of its input, and not for each
+    command, which takes most of the time.
+    """
+    real, traced = onnx_write._exported, {}
+
+    def export_network(given: Export) -> Any:
+        model = given.model
+        form = (model.batch_size, model.canvas, model.opset, model.precision)
+        if form not in traced:
+            traced[form] = real(given)
+        proto = type(traced[form])()
+        proto.CopyFrom(traced[form])
+        return proto
+
+    monkeypatch.setattr(onnx_write, "_exported", export_network)
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("onnx_functions")
+@pytest.mark.usefixtures("onnx_functions", "traced_once")
 def test_documented_export_commands_run(small, tmp_path, monkeypatch):
     """Of a model with one level, whose graph is traced soonest."""
     finished = tmp_path / "finished"
@@ -672,9 +693,6 @@ SIZES = [
 ]  # width and height of images
 
 
-TOP_LEFT = ("top_left",)
-
-
 def write_dynamic(path: Path, raw: Path) -> None:
     """Write the file of --nms --dynamic: that of --dynamic with the suppression that --nms adds."""
     onnx = pytest.importorskip("onnx", reason="an optional package")
@@ -698,9 +716,24 @@ def write_top_left(path: Path, centered: Path) -> None:
     path.write_bytes(with_metadata(onnx.load(centered), model))
 
 
+@pytest.fixture(scope="module")
+def fixed_file(
+    onnx_functions: None, micro_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The ONNX file of --nms for images of 64 x 96 pixels."""
+    pytest.importorskip("onnx", reason="an optional package")
+    weights = tmp_path_factory.mktemp("fixed") / "m.pt"
+    save_checkpoint(weights, lively_detector(micro_model))
+    flags = ["--include", "onnx", "--nms", "--img", "64", "96"]
+    export.run_script(["--weights", str(weights), *flags])
+    return weights.with_suffix(".onnx")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--img", "64"), ("--img", "64", "96"), DYNAMIC, TOP_LEFT])
-def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", ["fixed", "dynamic", "top left"])
+def test_documented_python_code_finds_what_kestrel_finds(
+    form, exports, fixed_file, tmp_path, monkeypatch
+):
     """Boxes of images of many odd sizes, to the 0.1 px that the code prints."""
     block = next(
         block for block in read_page(ROOT / "docs" / "export.md")[0] if block.language == "python"
@@ -708,12 +741,12 @@ def test_documented_python_code_finds_what_kestrel_finds(flags, exports, tmp_pat
     code = compile(block.text.replace("image.jpg", "image.png"), "docs/export.md", "exec")
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "m.onnx"
-    if flags == DYNAMIC:
+    if form == "dynamic":
         write_dynamic(file, exports("onnx", *DYNAMIC))
-    elif flags == TOP_LEFT:
-        write_top_left(file, exports("onnx", "--nms", "--img", "64", "96"))
+    elif form == "top left":
+        write_top_left(file, fixed_file)
     else:
-        shutil.copy(exports("onnx", "--nms", *flags), file)
+        shutil.copy(fixed_file, file)
     backend = load_backend(file, torch.device("cpu")).backend
     predict = Predictor(backend, canvas=backend.canvas or (64, 64))
     random, total = np.random.default_rng(0), 0
@@ -776,7 +809,8 @@ def test_documented_searches_run(small, tmp_path, monkeypatch):
     flags = [*small["train.py"], "--epochs", "1"]
     for number, words in enumerate(searches, 1):
         given = train.parse_args([*words[2:], *flags, "--evolve", str(number)])[0]
-        evolve(given, CPU, train.main)
+        with mock.patch.object(search, "plot_search"):  # it takes most of the time
+            evolve(given, CPU, train.main)
     assert len(Path("runs/evolve/exp/evolve.csv").read_text().splitlines()) == 1 + len(searches)
 
     space = next(block.text for block in read_page(page)[0] if block.language == "text")
@@ -884,24 +918,34 @@ def test_documented_shapes_command_generates_dataset(tmp_path, monkeypatch, caps
     assert (tmp_path / "datasets/shapes/shapes.yaml").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("opening", ["python train.py", "python -m torch.distributed.run"])
-def test_readme_trainings_run_in_new_processes(opening, small, tmp_path):
-    """The README's first training, and its first one through the launcher, each in new
-    processes.
+def readme_training(opening: str) -> list[str]:
+    """The words after `python` of the README's first command that begins so; train.py by its
+    path.
     """
     words = next(
         command.words for command in PYTHON_COMMANDS if " ".join(command.words).startswith(opening)
     )
-    started = [
-        sys.executable,
-        *(str(ROOT / word) if word == "train.py" else word for word in words[1:]),
-    ]
+    return [str(ROOT / word) if word == "train.py" else word for word in words[1:]]
+
+
+@pytest.mark.slow
+def test_readme_training_runs_in_a_new_process(small, tmp_path):
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [*started, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, *readme_training("python train.py"), *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/exp/weights/best.pt").exists()
+
+
+@pytest.mark.slow
+def test_readme_training_runs_through_the_launcher(small, tmp_path):
+    """In forked processes; tests/test_launchers.py starts the launcher's command line."""
+    flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
+    option, module, *words = readme_training("python -m torch.distributed.run")
+    assert option == "-m"
+    with forked_launcher([*words, *flags], tmp_path / "io", module=module) as job:
+        assert job.end(300) == 0, job.err
+    assert "in each of 2 processes" in job.out
     assert (tmp_path / "runs/exp/weights/best.pt").exists()
 
 

@@ -126,6 +126,7 @@ def test_commands_without_network_write_all_outputs(found, offline):
         "train_batch0.jpg",
     } <= pictures
     assert (folder / "validated" / "val_batch0_pred.jpg").exists()
+    assert (folder / "evolved" / "evolve.png").exists()
     assert all((folder / run / "report.html").exists() for run in ("trained", "validated"))
     assert "pycocotools" in offline.job.out
     assert len(list((folder / "detected").glob("*.png"))) == 8
