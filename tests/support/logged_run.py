@@ -1,23 +1,22 @@
 """A run without a model: it sends events to loggers, as a training would, and may be killed.
 
-    python tests/support/logged_run.py FOLDER ATTEMPT LOGGER ...
-
 The run has 3 epochs of 4 steps. Attempt 1 is killed in the middle of epoch 2, after steps that no
 checkpoint holds. Attempt 2 resumes after epoch 1 and is killed after its checkpoint of epoch 2,
 before the loggers have what it holds. Attempt 3 finishes the run. The values of a step are those
 of its attempt.
 """
 
+import importlib
 import os
 import signal
-import sys
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from utils.log import EpochEnded, EvaluationEnded, RunEnded, RunLog, RunStarted, StepsEnded
+from utils.loggers.registry import LOGGERS
 from utils.loggers.sink import open_loggers
 from utils.metrics.coco import evaluate_boxes
 from utils.metrics.curves import operating_curves
@@ -28,6 +27,12 @@ STEPS = 4  # of an epoch
 EPOCHS = 3
 DATA = "\udcff.yaml"  # a byte of this path is no UTF-8
 NAMES = ["disc", "<b>square</b>"]
+
+# What the packages of the loggers import when a run starts.
+LATE_IMPORTS = {
+    "wandb": ("pandas", "wandb.apis.public"),
+    "mlflow": ("mlflow.store.tracking.sqlalchemy_store",),
+}
 
 
 def loss_of(attempt: int, step: int) -> float:
@@ -151,6 +156,22 @@ def third(folder: Path, names: list[str]) -> None:
     run.finish()
 
 
-if __name__ == "__main__":
-    run_folder, number, *logger_names = sys.argv[1:]
-    [first, second, third][int(number) - 1](Path(run_folder), logger_names)
+def run_attempts(folder: Path, names: list[str]) -> list[int | None]:
+    """Run all attempts, each in a process of its own, and return their exit codes.
+
+    They are forked from this process, which imports once what each of them would import for
+    seconds.
+    """
+    for name in names:
+        LOGGERS[name]().prepare()
+        for module in LATE_IMPORTS.get(name, ()):
+            with suppress(ImportError):  # another version of the package
+                importlib.import_module(module)
+
+    codes = []
+    for attempt in (first, second, third):
+        process = get_context("fork").Process(target=attempt, args=(folder, names))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    return codes

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.logged_run import EPOCHS, NAMES, STEPS, loss_of
+from tests.support.own_process import run_program
 from tests.support.wandb_file import history_of, records_of
 from utils.log import RunLog, RunStarted
 from utils.loggers.base import LoggedRun
@@ -21,7 +21,6 @@ from utils.loggers.registry import LOGGERS
 from utils.loggers.sink import open_loggers
 from utils.loggers.wandb_log import is_logged_in, server_url
 
-SCRIPT = Path(__file__).parents[2] / "support" / "logged_run.py"
 VARIABLES = ("WANDB_", "MLFLOW_", "NETRC")
 
 # Attempt 1 ends with the checkpoint of epoch 1, attempt 2 with that of epoch 2.
@@ -33,6 +32,20 @@ EPOCH_LOSSES = {epoch: loss_of(epoch, epoch * STEPS) for epoch in range(1, EPOCH
 Values = list[tuple[int, float]]  # step and value
 
 
+# A program: the attempts of a run, without the settings of this machine.
+ATTEMPTS = f"""
+import os, sys
+from pathlib import Path
+for name in list(os.environ):
+    if name.startswith({VARIABLES}):
+        del os.environ[name]
+os.environ.update(KESTREL_LOGGER_WAIT="300", HOME=os.getcwd())
+from tests.support.logged_run import run_attempts
+folder, *names = sys.argv[1:]
+print("exit codes", run_attempts(Path(folder), names))
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run, with all loggers."""
@@ -41,15 +54,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("runs")
     folder = project / "exp"
     folder.mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLES)}
-    environment |= {"KESTREL_LOGGER_WAIT": "300", "HOME": str(project)}
-    for attempt, code in ((1, -signal.SIGKILL), (2, -signal.SIGKILL), (3, 0)):
-        words = [sys.executable, str(SCRIPT), str(folder), str(attempt), *LOGGERS]
-        done = subprocess.run(
-            words, env=environment, cwd=project, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == code, done.stderr
-        assert "it is left out" not in done.stderr
+    done = run_program(ATTEMPTS, folder, *LOGGERS, folder=project)
+    killed = -int(signal.SIGKILL)
+    assert done.stdout.endswith(f"exit codes {[killed, killed, 0]}\n"), done.stderr
+    assert "it is left out" not in done.stderr
     return folder
 
 
