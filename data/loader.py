@@ -53,6 +53,7 @@ from utils.terminal import FaultError
 from utils.threads import fork_lock
 
 S = TypeVar("S", TrainSampler, EvaluationSampler)
+CLOSING_LOOK_S = 0.2  # between two looks of a worker at whether its loader has been given up
 PREFETCH_FACTOR = 2  # batches that each worker prefetches
 # Slots of the ring buffer besides those of prefetched batches: for the batch that was returned last
 # and the one that is requested just before.
@@ -275,16 +276,24 @@ def start_worker(closing: ctypes.c_bool, _: int) -> None:
 
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+        ending = threading.Thread(target=_exit_with_parent, args=(parent, closing), daemon=True)
+        ending.start()
 
 
-def _exit_with_parent(parent: BaseProcess) -> None:
-    """Exit as soon as the parent process has ended for any reason, also if it was killed.
+def _exit_with_parent(parent: BaseProcess, closing: ctypes.c_bool) -> None:
+    """Exit as soon as the parent process has ended for any reason, also if it was killed, or has
+    set `closing`.
+
+    A DataLoader that is collected as garbage cannot tell its workers to end: Python closes their
+    queues first.
 
     Linux can send a signal when a parent ends. With the fork server (the default from Python 3.14
     on), that signal comes only when the server ends.
     """
-    parent.join()
+    while parent.is_alive():
+        parent.join(CLOSING_LOOK_S)
+        if closing.value:
+            os._exit(0)
     os._exit(1)
 
 
@@ -412,9 +421,9 @@ class Loader(Generic[S]):
             places = workers * prefetch + EXTRA_PLACES
             self._ring = Ring(places, sampler.largest, device)
 
-        # Set before this process ends its workers.
+        # Set before this process ends its workers: with this object, or at its exit.
         closing = RawValue(ctypes.c_bool, False)
-        Finalize(None, setattr, (closing, "value", True), exitpriority=0)
+        Finalize(self, setattr, (closing, "value", True), exitpriority=0)
 
         self._loader = DataLoader(
             _BatchDataset(samples, self._ring),

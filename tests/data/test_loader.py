@@ -2,6 +2,7 @@
 running.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -172,6 +173,21 @@ def test_workers_are_not_forked_while_another_thread_runs_a_program(tmp_path: Pa
     assert len(list(loader)) == 2
     assert forked_meanwhile.result() == set()
     assert len(set(multiprocessing.active_children()) - others) == 1
+
+
+def test_workers_of_a_loader_in_a_reference_cycle_end(tmp_path: Path) -> None:
+    """As after each training of a search. Python closes the queues of a cycle before torch sends
+    the workers their last signal.
+    """
+    before = set(multiprocessing.active_children())
+    loader = train_loader(write_data(tmp_path), workers=1)
+    assert len(list(loader)) > 0
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    cycle = [loader]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del loader, cycle
+    gc.collect()
+    assert set(multiprocessing.active_children()) - before == set()
 
 
 def test_workers_do_not_print_what_a_decoder_says(
