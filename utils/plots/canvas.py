@@ -115,11 +115,11 @@ def picture(
     path: str | Path,
     width: float,
     height: float,
-    layout: Literal["constrained", "none"] = "constrained",
+    layout: Literal["constrained"] | None = "constrained",
 ) -> Iterator[Figure]:
     """Yield a figure of the given size in inches, written to path if the block raises no error.
 
-    layout: "constrained" finds room for all labels; with "none" the block places the axes.
+    layout: "constrained" finds room for all labels; with None the block places the axes.
     """
     path = Path(path)
     with matplotlib.rc_context(_style()):

@@ -45,7 +45,7 @@ def plot_search(csv_path: str | Path, png_path: str | Path, keys: Sequence[str])
 
     down = math.ceil(len(panels) / ACROSS)
     across = min(ACROSS, len(panels))
-    with picture(png_path, PANEL[0] * across, PANEL[1] * down, layout="none") as figure:
+    with picture(png_path, PANEL[0] * across, PANEL[1] * down, layout=None) as figure:
         _place_panels(figure, down, across)
         _draw_panels(figure, panels, fitness, best, (down, across))
 
