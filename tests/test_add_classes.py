@@ -238,6 +238,7 @@ def test_export(one):
     assert (one / "weights" / "best.torchscript").exists()
 
 
+@pytest.mark.slow
 @batch_norm_not_folded()
 @pytest.mark.parametrize("names", [OLD, NEW, [*NEW, *OLD], ["bar", "disc", "red"]])
 def test_export_measures_map_on_data_with_some_of_the_classes(sure, data, tmp_path, names):

@@ -119,6 +119,7 @@ def rows_by_image(file: Path) -> dict[tuple[str, int], list[list[float]]]:
 TILES = ["--tile", "64", "--tile-overlap", "0.3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -612,6 +613,7 @@ def said_score(said: str) -> float:
     return float(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -640,6 +642,7 @@ EXPORTED = [  # slow where no other test has exported the file
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ensemble", "o2o", "o2m", *EXPORTED])
 def test_every_kind_of_model_says_the_highest_score(run, photos, kind, exports, tmp_path, capsys):
     if kind in ("o2o", "o2m"):

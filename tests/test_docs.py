@@ -790,6 +790,7 @@ def test_extending_page_has_an_example_for_each_kind_of_addition():
     assert len(sections) == len(EXTENDING) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("block", EXTENDING, ids=lambda block: str(block.line))
 def test_example_of_extending_page_runs(block, tmp_path, monkeypatch):
@@ -892,6 +893,7 @@ def test_documented_convert_command_writes_a_data_set(tiny_data, tmp_path, monke
     assert read_data_yaml(Path(folder, "data.yaml")).sources("val")
 
 
+@pytest.mark.slow
 def test_documented_checks_of_data_run(tiny_data, micro_model, tmp_path, monkeypatch):
     """Each command of docs/doctor.md; --strict refuses data whose val split is the train split."""
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,7 @@ def test_export_says_which_flags_give_the_checkpoint_the_canvas_of_the_files(
     assert said == ([f"{weights}: {sentence}"] if sentence else [])
 
 
+@pytest.mark.slow
 def test_heads_get_files_of_their_own(tmp_path, tiny_data, capsys):
     two_heads = lively_detector(micro_table("DualDistanceDetect", "nc"))
     weights = save_checkpoint(tmp_path / "m.pt", two_heads, data=str(tiny_data))
@@ -324,6 +325,7 @@ CANVAS_NOTE = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_val_finds_the_same_with_the_canvas_that_it_names(wide, evaluate, capsys):
     weights, file = wide
     expected = evaluate(file)
@@ -448,6 +450,7 @@ def test_map_before_quantization_is_measured_on_another_device(
     assert found[0] >= 0
 
 
+@pytest.mark.slow
 @batch_norm_not_folded()
 @pytest.mark.usefixtures("val_without_pictures")
 def test_model_of_tiles_is_calibrated_and_measured_on_tiles(

@@ -138,6 +138,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     yield watch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "flags"),
     [
@@ -196,6 +197,7 @@ def test_profiler_shows_what_makes_host_wait(
     assert list(host_waits(roots(recorder))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "settings"),
     [
@@ -230,6 +232,7 @@ def test_whole_steps_never_make_host_wait(
     assert list(host_waits(events)) == []
 
 
+@pytest.mark.slow
 def test_detection_reads_device_values_only_in_nms(
     tiny_data: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ sys.exit(", ".join(text for text, true in problems.items() if true) or 0)
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_importing_modules_has_no_side_effects():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

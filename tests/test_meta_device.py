@@ -343,6 +343,7 @@ def _simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "size", "settings"),
     [
@@ -501,6 +502,7 @@ def test_predictions_stay_on_device(name: str, head: str) -> None:
     assert scores.shape[2] == (1 if name == "one class" else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boxes", [0, 3])
 @pytest.mark.parametrize("head", HEAD_ARGS)
 def test_validation_loss_stays_on_device(head: str, boxes: int) -> None:

@@ -307,6 +307,7 @@ def test_runs_without_results_say_so(pages, chromium):
     assert "of 30 without an object" in " ".join(chromium.texts(".findings"))
 
 
+@pytest.mark.slow
 def test_runs_are_compared(pages, chromium):
     chromium.open(pages["compare"])
     assert len(column(chromium, "runs", 1)) == 4

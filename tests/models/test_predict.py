@@ -305,6 +305,7 @@ def test_predictor_settings_select_detections(settings, class_ids):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiling", [None, Tiling(64, 0.25)])
 @pytest.mark.parametrize("settings", [{}, {"agnostic": True}, {"multi_label": True}])
 def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings, tiling):

@@ -158,6 +158,7 @@ def checked(name: str) -> Detector:
     return checked_and_counted(name)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_builds_with_expected_strides(name):
     assert list(checked(name).strides) == {
@@ -244,6 +245,7 @@ def test_attention_gflops_by_hand():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_HEAD_GFLOPS)
 def test_fused_model_computes_one_head(name):
     model = copy.deepcopy(checked(name)).fuse()

@@ -93,6 +93,7 @@ def test_one_image_gives_one_result_and_a_list_gives_a_list(weights, images, tmp
     assert loaded([]) == []
 
 
+@pytest.mark.slow
 def test_settings_reach_the_predictor(weights, images):
     everything = load(weights, **LOW, multi_label=True)(images[0], channel_order="rgb")
     assert (

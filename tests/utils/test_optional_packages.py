@@ -53,6 +53,7 @@ def test_package_that_is_installed_but_broken_is_shown_with_the_reason(
         import_optional("broken_package", "a test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["onnxruntime", "openvino", "nncf"])
 def test_runtimes_do_not_prepare_to_send_usage_data(package, tmp_path):
     if find_spec(package) is None:

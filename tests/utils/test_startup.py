@@ -126,6 +126,7 @@ runpy.run_path("{script}", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["utils.distributed.launch", "utils.flags", "torch", "utils.distributed.session"]
 )

@@ -548,6 +548,7 @@ def batches_with_every_number_of_mixed_samples(count: int, **strengths: float) -
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 5, 8, 16])
 @pytest.mark.parametrize(
     "strengths", [{}, HSV_STRENGTHS | WARP_STRENGTHS], ids=["upright", "warped"]
@@ -573,6 +574,7 @@ def test_fixed_shapes_of_no_plans() -> None:
     assert with_fixed_shapes(packed) is packed
 
 
+@pytest.mark.slow
 def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

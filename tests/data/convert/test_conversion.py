@@ -476,6 +476,7 @@ def _convert_slowly(source, out, cache):
     run_script(list(map(str, (source, out, "--to", "yolo", "--cache-dir", cache))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ended_conversion_leaves_no_folder(tmp_path, number):
     source = coco_set(tmp_path / "source")

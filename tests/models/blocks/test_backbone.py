@@ -62,6 +62,7 @@ def test_every_published_size_of_the_families_can_be_named():
     assert sorted(NAMES) == [name for name in published if name.startswith(prefixes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow][: name in SLOW]) for name in SMALLEST]
 )
@@ -191,6 +192,7 @@ def test_missing_timm_is_named_in_one_sentence(monkeypatch):
         build_model(table("TimmBackbone", "resnet18"), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_efficientnet", "test_convnext", "resnet18", "cspnext_s", "tf_efficientnet_lite0"]
 )

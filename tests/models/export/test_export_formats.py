@@ -121,6 +121,7 @@ def test_only_a_graph_with_suppression_imports_torchvision(micro_model, monkeypa
         assert imported == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_anchor_free")
 @pytest.mark.parametrize("nms", [None, NMS])
 @pytest.mark.parametrize("graph", GRAPHS)

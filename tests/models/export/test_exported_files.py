@@ -51,6 +51,7 @@ def assert_predicts_like_torch(backend, exports, images):
     assert expected.scores.max() > 0.3
 
 
+@pytest.mark.slow
 @each_format
 @torch.inference_mode()
 def test_fixed_file_predicts_like_torch(name, exports):
@@ -534,6 +535,7 @@ def test_torchscript_tensors_outside_their_storage_are_refused(torchscript_file)
     assert "one of its tensors has another size than its storage" in refusal(path)
 
 
+@pytest.mark.slow
 def test_changed_torchscript_is_refused_whatever_was_changed(exports, tmp_path):
     """One byte of each entry, two constants exchanged, a number in the code, each entry of the
     metadata.

@@ -174,6 +174,7 @@ def with_nesting(part: list[Any], nested: bool) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["n", "m"])
 def test_blocks_are_nested_by_scale(scale, tmp_path):
     """In the scales m, l, x all C3k2 are nested, whatever their rows say."""
@@ -540,6 +541,7 @@ def test_wrong_types_anywhere_in_a_table_give_one_sentence(with_bins, monkeypatc
     assert refused >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG_VALUES[2:], ids=repr)
 def test_wrong_value_for_each_entry_of_a_table_gives_one_sentence(with_bins, wrong, monkeypatch):
     external = with_bins

@@ -63,6 +63,7 @@ def targets_of(size: str, case: str) -> Tensor:
 # The authors' numbers
 
 
+@pytest.mark.slow
 @needs_fixtures
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
@@ -287,6 +288,7 @@ def test_class_width_of_t_is_taken_from_the_tensors(width, tmp_path):
     assert (copied.tensors, copied.classes) == (copied.total, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

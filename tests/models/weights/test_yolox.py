@@ -102,6 +102,7 @@ def test_written_state_is_read_back(model, tmp_path):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_state_alone_of_ddp_and_in_the_older_layout_are_read(tmp_path):
     model = build_model("yolox_nano", 4)
     state = to_yolox_state(model)

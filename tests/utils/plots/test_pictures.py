@@ -29,6 +29,7 @@ pictures.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="matplotlib runs no program there")
 def test_programs_that_list_fonts_run_while_no_worker_can_be_forked(tmp_path):
     """A DataLoader worker forked meanwhile would keep the program's pipe open."""

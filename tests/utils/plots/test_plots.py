@@ -68,12 +68,14 @@ def write_results(path, epochs, header=HEADER):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [0, 1, 2, 300])
 def test_results_plot_of_any_number_of_epochs(tmp_path, epochs):
     results.plot_results(write_results(tmp_path / "results.csv", epochs), tmp_path / "results.png")
     read(tmp_path / "results.png", 1000, 600)
 
 
+@pytest.mark.slow
 def test_results_plot_of_more_epochs_is_fuller(tmp_path):
     results.plot_results(write_results(tmp_path / "none.csv", 0), tmp_path / "none.png")
     results.plot_results(write_results(tmp_path / "some.csv", 30), tmp_path / "some.png")
@@ -119,6 +121,7 @@ def test_train_and_val_columns_share_panels():
 # labels.png
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "boxes"),
     [
@@ -295,6 +298,7 @@ def curves(count, points=1000):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 12, 1000])
 def test_curve_plots_of_any_number_of_classes(tmp_path, count):
     operating.plot_curves(*curves(count), names_of(count), tmp_path, 0.3)
@@ -305,6 +309,7 @@ def test_curve_plots_of_any_number_of_classes(tmp_path, count):
         read(path, 900, 600)
 
 
+@pytest.mark.slow
 def test_curve_plots_skip_classes_without_ground_truth(tmp_path):
     data = curves(3)
     for rows in (*data[1:4], data[5]):
@@ -326,6 +331,7 @@ def test_curve_plots_without_data(tmp_path):
 # Confusion matrix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 25, 26, 80, 1000])
 def test_confusion_plot_of_any_number_of_classes(tmp_path, count):
     matrix = np.random.default_rng(0).poisson(0.5, (count + 1, count + 1))
@@ -410,6 +416,7 @@ def test_failed_plot_write_keeps_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_imported(tmp_path):
     code = (
         "import sys, numpy as np; from pathlib import Path; folder = Path(sys.argv[1]);"
@@ -428,6 +435,7 @@ def test_pyplot_is_never_imported(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_confusion_plot_with_numbers_is_fast(tmp_path):
     """A picture with 676 numbers takes about twice the CPU time of this thread that it takes
     without them.
