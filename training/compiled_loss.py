@@ -13,7 +13,7 @@ from utils.distributed.torch_compile import first_failure
 from utils.distributed.world import World
 from utils.nested import tensors_in
 
-TRIAL_BOXES = (0, 8)  # per image: with a second number torch compiles for any number
+TRIAL_BOXES = (0, 8)  # per image
 
 
 def compile_halves(criterion: Loss) -> None:
@@ -26,10 +26,10 @@ def compile_loss(
 ) -> str:
     """Compile the two halves of `criterion` for training, and return a message about the result.
 
-    They are compiled for any number of targets; the all-reduce between them is not. One forward and
-    backward pass for each of two numbers of targets is run as a test. If it fails on any process,
-    the loss of all processes runs uncompiled. CUDA graphs are not used: the number of targets
-    changes from batch to batch.
+    They are compiled once, for any number of targets; the all-reduce between them is not. One
+    forward and backward pass for each of two numbers of targets is run as a test. If it fails on
+    any process, the loss of all processes runs uncompiled. CUDA graphs are not used: the number of
+    targets changes from batch to batch.
 
     Args:
         model: in training mode; its forward pass is run uncompiled and leaves its buffers
@@ -45,6 +45,8 @@ def compile_loss(
                 criterion.begin_batch(images)
                 raw = model.forward(images)  # not model(images), which is compiled
             targets = made_up_targets(len(images), boxes, images.shape[-1], images.device)
+            # Otherwise torch compiles for this number first, and for any number at the next one.
+            torch._dynamo.maybe_mark_dynamic(targets, 0)
             terms = criterion(raw, targets)
             total = criterion.weighted_sum(terms)
             trained = [values for values in tensors_in(raw) if values.requires_grad]

@@ -36,20 +36,19 @@ Graph = Callable[..., Any]
 
 
 @pytest.fixture
-def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile without a code generator, which takes a minute; a graph break is an error."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=traced, fullgraph=True))
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """torch.compile without a code generator, which takes a minute; a graph break is an error.
 
-
-def traced(graph: torch.fx.GraphModule, inputs: Sequence[Tensor | torch.SymInt]) -> Graph:
-    """Return a function that runs the operations of a graph.
-
-    A graph for any number of targets is also traced with its gradients, as a code generator needs
-    it. The one for a fixed number, which is compiled before, has the same operations.
+    Returns the graphs that are compiled, which are traced with their gradients.
     """
-    if any(isinstance(value, torch.SymInt) for value in inputs):
+    compiled: list[Graph] = []
+
+    def traced(graph: torch.fx.GraphModule, inputs: Sequence[Tensor | torch.SymInt]) -> Graph:
+        compiled.append(graph)
         return lookup_backend("aot_eager")(graph, inputs)
-    return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=traced, fullgraph=True))
+    return compiled
 
 
 def build(table: str | dict[str, Any]) -> tuple[Detector, Loss]:
@@ -95,9 +94,8 @@ def learning(model: Detector, criterion: Loss) -> Loss:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_traced")
 @pytest.mark.parametrize("head", TABLES)
-def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(head):
+def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(head, graphs):
     model, criterion = build(TABLES[head])
     if head == "Detect with a teacher":
         criterion = learning(model, criterion)
@@ -107,13 +105,15 @@ def test_compiled_loss_has_the_terms_and_gradients_of_the_uncompiled_one(head):
     assert message.startswith("--compile: compiled the loss in ")
     compiled = criterion.compiled
     assert compiled is not None
-    for number in (0, 40):
+    assert len(graphs) == 2  # one of each half, for any number of targets
+    for number in (0, 20):
         targets = some_targets(number)
         found = terms_and_gradients(model, criterion, targets)
         criterion.compiled = None
         expected = terms_and_gradients(model, criterion, targets)
         criterion.compiled = compiled
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    assert len(graphs) == 2
 
 
 class Counted:
