@@ -1,14 +1,18 @@
 """The first steps of a script, before its slow imports.
 
-They are for standard streams, Ctrl-C, missing packages, and a limit of address space. This module
-imports almost nothing, so that they are done as early as possible.
+They are for standard streams, Ctrl-C, folders of packages, missing packages, and a limit of address
+space. This module imports almost nothing, so that they are done as early as possible.
 """
 
+import atexit
+import getpass
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -21,7 +25,7 @@ SPAWNED = "KESTREL_SPAWNED"
 
 
 def prepare_script() -> None:
-    """Prepare standard streams and Ctrl-C; exit with one sentence if packages are missing.
+    """Prepare standard streams, Ctrl-C and folders; exit with one sentence if packages are missing.
 
     Call it before the imports of a script; `exit_code_of` takes over later.
     """
@@ -29,7 +33,41 @@ def prepare_script() -> None:
     # not if it is ignored, as under nohup
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_interrupted)
+    provide_folders_of_packages()
     exit_with(requirements_error(missing_packages(), "not installed"))
+
+
+def provide_folders_of_packages() -> None:
+    """Name folders of this process in the environment for packages that find none by themselves.
+
+    They are for a user id that is unknown to the system, as in a container. Without a home folder,
+    matplotlib before 3.11 raises an error when it is imported; without a user's name, torch 2.11
+    does so when it imports its compiler, which each optimizer needs. Call it before both.
+    """
+    missing = []
+    try:
+        Path.home()
+    except RuntimeError:
+        missing.append("MPLCONFIGDIR")
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):  # ImportError: on Windows
+        missing.append("TORCHINDUCTOR_CACHE_DIR")
+
+    for variable in missing:
+        if not os.environ.get(variable):
+            _provide_folder(variable)
+
+
+def _provide_folder(variable: str) -> None:
+    """Name a temporary folder in the environment, if one can be created."""
+    import shutil
+    import tempfile
+
+    with suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="kestrel-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[variable] = folder
 
 
 def exit_with(error: str) -> None:

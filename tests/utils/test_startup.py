@@ -5,10 +5,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from utils.startup import allow_interrupts, is_first_process, prepare_script
+from utils import startup
+from utils.startup import (
+    allow_interrupts,
+    is_first_process,
+    prepare_script,
+    provide_folders_of_packages,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
@@ -166,3 +173,40 @@ def test_is_first_process_by_launcher_variables():
     assert is_first_process({"RANK": "0", "SLURM_PROCID": "3"})
     assert not is_first_process({"RANK": "1"})
     assert not is_first_process({"RANK": "", "SLURM_PROCID": "1"})
+
+
+# ---------------------------------------------------------------------- folders of packages
+
+
+def raise_unknown(error: Exception) -> NoReturn:
+    raise error
+
+
+UNKNOWN = {
+    "MPLCONFIGDIR": ("Path.home", RuntimeError("Could not determine home directory.")),
+    "TORCHINDUCTOR_CACHE_DIR": ("getpass.getuser", KeyError("uid not found: 54321")),
+}
+
+
+@pytest.mark.parametrize("variable", UNKNOWN)
+def test_packages_get_folders_where_the_user_is_unknown_only(variable, monkeypatch):
+    removed = []
+    monkeypatch.setattr(startup.atexit, "register", lambda *given, **_: removed.append(given[1]))
+    for name in UNKNOWN:
+        monkeypatch.delenv(name, raising=False)
+    provide_folders_of_packages()
+    assert not UNKNOWN.keys() & os.environ.keys()
+
+    place, error = UNKNOWN[variable]
+    monkeypatch.setattr(f"utils.startup.{place}", lambda: raise_unknown(error))
+    provide_folders_of_packages()
+    folder = os.environ[variable]
+    assert os.listdir(folder) == []
+    assert removed == [folder]
+    os.rmdir(folder)
+    assert len(UNKNOWN.keys() & os.environ.keys()) == 1
+
+    # The user's own is kept.
+    monkeypatch.setenv(variable, "given")
+    provide_folders_of_packages()
+    assert os.environ[variable] == "given"
