@@ -109,12 +109,16 @@ def test_outputs_equal_those_of_its_authors(size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES)
 def test_assignment_and_terms_equal_those_of_its_authors(size, case):
+    """In float64, like theirs: a target's score has the sixth power of an IoU."""
     forward, assigned = arrays(f"forward_{size}"), arrays(f"assign_{size}")
     expected = terms_of(size, "eval_mode_float64")[case]
     model = authors_model(size)
-    criterion = build_loss(model.head, LossGains(), auxiliary=model.auxiliary_head)
-    targets = targets_of(size, case)
-    raw = WithAuxiliary(stored_maps(forward, "main"), stored_maps(forward, "aux"))
+    criterion = build_loss(model.head, LossGains(), auxiliary=model.auxiliary_head).double()
+    targets = targets_of(size, case).double()
+    main, auxiliary = (
+        [level.double() for level in stored_maps(forward, which)] for which in ("main", "aux")
+    )
+    raw = WithAuxiliary(main, auxiliary)
     for level in tensors_in(raw):
         level.requires_grad_()
 
@@ -151,7 +155,7 @@ def test_assignment_and_terms_equal_those_of_its_authors(size, case):
                 for i in range(3)
             }
             for level, wanted in zip(levels, stored_maps(grads, which), strict=True):
-                torch.testing.assert_close(level.grad, wanted, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(level.grad.float(), wanted, rtol=1e-4, atol=1e-6)
 
 
 @needs_fixtures
