@@ -92,7 +92,7 @@ RECIPES = {
     "yolox": Recipe(90, 0.005),
     "": Recipe(35, 0.01),
 }
-# Tables in models/ whose rows occur in others, so that the benchmark alone trains them.
+# Tables in models/ whose rows occur in others: the benchmark of full sizes alone trains them.
 LEFT_OUT = {
     "yolo11-wide",
     "yolo26-wide",
@@ -239,14 +239,14 @@ def shape_ious(detector: Detector) -> list[float]:
     them finds in its class has the IoU 0.
     """
     boxes_xyxy, scores = detector.decode(detector(stacked_images()), confidence=0.001)
+    targets = stacked_targets(NAMES)
     ious = []
-    for shapes, detections in zip(SHAPES, non_max_suppression(boxes_xyxy, scores), strict=True):
+    for image, detections in enumerate(non_max_suppression(boxes_xyxy, scores)):
+        shapes = targets[targets[:, 0] == image, 1:]
         best = detections[: len(shapes)]
-        for kind, x, y in shapes:
-            width, height = SIZES[kind]
-            box_xyxy = torch.tensor([[x, y, x + width, y + height]]).float()
+        for kind, *box_xyxy in shapes.tolist():
             of_class = best[best[:, 5] == kind, :4]
-            found = box_iou(box_xyxy, of_class)[0].tolist()
+            found = box_iou(torch.tensor([box_xyxy]), of_class)[0].tolist()
             ious.append(max(found, default=0.0))
     return ious
 
