@@ -25,6 +25,7 @@ from PIL import Image
 import detect
 import val
 from models import build_model, load
+from tests.support.convolutions import images_convolved_alone
 from tests.support.exporting import (
     DYNAMIC,
     MICRO,
@@ -130,6 +131,7 @@ TILES = ["--tile", "64", "--tile-overlap", "0.3"]
         [*TILES, "--tile-whole", "--img", "64"],
     ],
 )
+@images_convolved_alone()
 def test_boxes_equal_those_of_val(run, photos, weights, tmp_path, tiny_data, flags):
     folder = run("--source", photos, "--nosave", *SAME, *flags)
     paths = [
@@ -220,6 +222,7 @@ def test_vid_stride_uses_every_nth_frame(run, tmp_path):
 
 
 @pytest.mark.slow
+@images_convolved_alone()
 def test_number_of_threads_changes_nothing(run, photos, monkeypatch, capsys):
     expected = rows_by_image(run("--source", photos, "--nosave", *SAME) / "predictions.json")
     monkeypatch.setattr(detect, "detecting_threads", lambda *_: 3)

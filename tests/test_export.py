@@ -22,6 +22,7 @@ from models.export import FORMATS
 from models.export.compare import ReferenceBackend
 from models.export.writer import Writer
 from models.loading import load_backend
+from tests.support.convolutions import images_convolved_alone
 from tests.support.exporting import (
     DYNAMIC,
     FIXED,
@@ -452,6 +453,7 @@ def test_map_before_quantization_is_measured_on_another_device(
 
 @pytest.mark.slow
 @batch_norm_not_folded()
+@images_convolved_alone()
 @pytest.mark.usefixtures("val_without_pictures")
 def test_model_of_tiles_is_calibrated_and_measured_on_tiles(
     detector, tiny_data, tmp_path, monkeypatch

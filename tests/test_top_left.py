@@ -20,6 +20,7 @@ from models import load
 from models.loading import load_backend
 from models.nms import non_max_suppression
 from models.tables.read import read_table
+from tests.support.convolutions import images_convolved_alone
 from tests.support.exporting import MICRO, NAMES, SIZE, lively_detector, save_checkpoint
 from tests.support.launching import small_run_flags
 from training import evaluation
@@ -132,6 +133,7 @@ def by_hand(weights: Path, data: Path) -> Rows:
     return found
 
 
+@images_convolved_alone()
 def test_images_are_placed_as_by_hand(weights, data, rows_by):
     square = rows_by(detect, weights["top_left"], "--img", str(SIZE), str(SIZE))
     assert_same(square, by_hand(weights["top_left"], data), 0.02)  # rounded in the file
@@ -139,6 +141,7 @@ def test_images_are_placed_as_by_hand(weights, data, rows_by):
 
 
 @pytest.mark.slow
+@images_convolved_alone()
 def test_val_detect_and_python_find_the_same(weights, data, rows_by):
     """On rectangular canvases, which are larger than the images. The center finds other boxes."""
     found = rows_by(val, weights["top_left"])

@@ -17,6 +17,7 @@ from models.predict import Predictor
 from models.tiled import MIN_PART_SCORE, MIN_WHOLE_SCORE, TiledPredictor, merge_rows, merge_tiles
 from tests.data.test_loader import write_data
 from tests.models.test_predict import BrightSpot, assert_detections_close, by_image
+from tests.support.convolutions import images_convolved_alone
 from tests.support.thread_ranks import run_ranks, thread_worlds
 from training.evaluation import predict_split
 from utils.distributed.world import World
@@ -489,6 +490,7 @@ def detect_tiles(backend, labels, world, batch_size=4, workers=0, tiling=TILES):
 
 
 @pytest.mark.parametrize("tiling", [TILES, Tiling(96, 0.25, whole=True), Tiling(90, 0)])
+@images_convolved_alone()
 def test_boxes_of_val_equal_those_of_the_predictor(backend, labels, tiling):
     """val.py reads the tiles by another path: planner, drawing and loader."""
     expected = TiledPredictor(backend, tiling, image_size=64, multi_label=True, **LIMITS)(
@@ -500,6 +502,7 @@ def test_boxes_of_val_equal_those_of_the_predictor(backend, labels, tiling):
     )
 
 
+@images_convolved_alone()
 def test_tiles_at_the_top_left_give_the_boxes_of_val(model, labels):
     corner = TorchBackend(model)
     corner.letterbox = "top_left"
@@ -512,6 +515,7 @@ def test_tiles_at_the_top_left_give_the_boxes_of_val(model, labels):
 
 
 @pytest.mark.slow
+@images_convolved_alone()
 def test_boxes_of_val_do_not_depend_on_processes_batches_and_workers(backend, labels):
     alone = detect_tiles(backend, labels, World(torch.device("cpu")))
     for size, batch_size, workers in ((2, 4, 0), (3, 1, 0), (1, 7, 2)):
