@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -420,18 +420,22 @@ def small(
     }
 
 
-def run_in_process(words: list[str], small: dict[str, list[str]]) -> None:
+def flags_given(words: Sequence[str], small: dict[str, list[str]]) -> list[str]:
+    """The flags with which `python train.py ...`, val.py or detect.py runs in these tests."""
+    script = words[1]
+    flags = [*words[2:], *small[script]]
+    if script == "train.py":
+        flags += ["--epochs", "2" if "--resume" in words else "1"]
+    return [word for word in flags if word != "--view-img"]
+
+
+def run_in_process(words: Sequence[str], small: dict[str, list[str]]) -> None:
     """Run `python train.py ...`, val.py or detect.py in this process; a camera's window is not
     shown.
     """
-    script, flags = (
-        words[1],
-        [word for word in (*words[2:], *small[words[1]]) if word != "--view-img"],
-    )
+    script, flags = words[1], flags_given(words, small)
     if script == "train.py":
-        train.main(
-            train.parse_args([*flags, "--epochs", "2" if "--resume" in flags else "1"])[0], CPU
-        )
+        train.main(train.parse_args(flags)[0], CPU)
     elif script == "detect.py":
         detect.main(detect.parse_args(flags))
     else:
@@ -511,17 +515,31 @@ def write_named_files(words: list[str], finished: Path) -> None:
         shutil.copytree(finished, "runs/train/exp", dirs_exist_ok=True)
 
 
+def settings_of(words: tuple[str, ...], small: dict[str, list[str]]) -> str:
+    """What a command runs with in these tests: `small` overrides its data and model, for example,
+    and all checkpoints are copies of one file, so that their names make no difference.
+    """
+    script, head = words[1], "--head" in words
+    args = SCRIPTS[script].parse_args(flags_given(words, small))
+    values = vars(args if script == "detect.py" else args[0])
+    weights = re.sub(r"[^'\"]*\.pth?\b", "weights.pt", str(values["weights"]))
+    return str((script, head, values | {"weights": weights}))
+
+
 @pytest.mark.slow
 def test_documented_commands_of_one_process_run(small, exports, tmp_path, monkeypatch):
     """All trainings, validations and detections of the pages, on tiny data. Modes of several
-    devices run on one CPU.
+    devices run on one CPU. Of commands that `small` makes equal, the first is run.
     """
     monkeypatch.chdir(tmp_path)
     run_in_process(["python", "train.py", "--project", "finished"], small)
-    commands = dict.fromkeys(words for words in SINGLE_PROCESS if not MODES & {*words})
+    commands: dict[str, tuple[str, ...]] = {}
+    for words in SINGLE_PROCESS:
+        if not MODES & {*words}:
+            commands.setdefault(settings_of(words, small), words)
     assert len(commands) > 20
     onnx = exports("onnx", *DYNAMIC)
-    for number, words in enumerate(commands):
+    for number, words in enumerate(commands.values()):
         if not all(find_spec(name) for name in LOGGERS if f"--{name}" in words):
             continue  # an optional package
         folder = tmp_path / str(number)
