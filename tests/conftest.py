@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.scripted_server import Answer, Server
+from utils.threads import usable_cores
 
 if TYPE_CHECKING:
     from tests.support.exporting import Exports
@@ -36,12 +37,15 @@ LONGEST = (
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of processes of -n auto: one more than there are cores, because tests wait
-    for processes and time limits for a third of their time; but not so many that a container with
-    a few cores of a large machine runs out of memory.
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the number of processes of -n auto: one more than there are cores, because slow tests
+    wait for processes and time limits for a third of their time; but not so many that a container
+    with a few cores of a large machine runs out of memory.
+
+    Quick tests wait for nothing, and each process imports and collects for 15 seconds.
     """
-    return min((os.cpu_count() or 1) + 1, MAX_PROCESSES)
+    waiting = 0 if config.option.markexpr == "not slow" else 1
+    return min(usable_cores() + waiting, MAX_PROCESSES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
