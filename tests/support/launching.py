@@ -209,13 +209,15 @@ def forked(
     script: str = "train",
     delays: Mapping[int, float] | None = None,
     real_rank_0: bool = False,
+    context: Any = None,
 ) -> Iterator[list[Rank]]:
     """Fork one process per environment; at the end of the block they are killed if they still run.
 
     delays: by index in `environments`, how many seconds the process starts late. real_rank_0: the
-    first of the processes that --spawn starts is not forked.
+    first of the processes that --spawn starts is not forked. context: of multiprocessing; None: of
+    the fork server.
     """
-    context = fork_server()
+    context = context or fork_server()
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for number, environment in enumerate(environments):
