@@ -83,11 +83,11 @@ def test_torch_distributed_launch_results_match_single_process(
 
 
 def run_forked_script(
-    script: str, flags: list[str], folder: Path, *, real_workers: bool = False
+    script: str, flags: list[str], folder: Path, *, real_rank_0: bool = False
 ) -> str:
     """The output of a script, forked here, that starts processes itself and must succeed."""
     environments = [{"PYTHONWARNINGS": "ignore"}]
-    with forked(environments, flags, folder / "io", script=script, real_workers=real_workers) as (
+    with forked(environments, flags, folder / "io", script=script, real_rank_0=real_rank_0) as (
         rank,
     ):
         assert rank.end(300) == 0, rank.err
@@ -96,7 +96,8 @@ def run_forked_script(
 
 
 def test_spawn_results_match_single_process(single_process_run, flags, tmp_path):
-    output = run_forked_script("train", [*flags, "--spawn", "2"], tmp_path, real_workers=True)
+    """Rank 0 is a process that is not forked."""
+    output = run_forked_script("train", [*flags, "--spawn", "2"], tmp_path, real_rank_0=True)
     assert output.count("in each of 2 processes") == 1
     assert_same_training(tmp_path / "exp", single_process_run)
 

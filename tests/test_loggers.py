@@ -3,9 +3,11 @@ package.
 """
 
 import csv
+import json
 import os
 import sys
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import train
 import val
 from tests.support.launching import forked, free_port, rank_environment, small_run_flags
 from tests.support.logged_values import Found, in_mlflow, in_tensorboard, in_wandb
+from tests.support.own_process import run_program
 from tests.support.processes import draw_data
 from utils.distributed.world import World
 from utils.loggers.registry import LOGGERS
@@ -31,24 +34,33 @@ needs_packages = pytest.mark.skipif(
 )
 
 
-def attempt(
-    folder: Path, data: Path, model: str, *flags: str, at: str = "0 nowhere 1", size: int = 2
-) -> list[int]:
+# A program that forks the processes of all attempts, so that they need not import the packages of
+# the loggers, for seconds each.
+ATTEMPTS = """
+import sys
+from pathlib import Path
+from tests.support.logged_run import import_packages
+from tests.test_loggers import attempt
+from utils.loggers.registry import LOGGERS
+import_packages(LOGGERS)
+for place in ("0 before a step 3", "0 when a file is there 9", "0 nowhere 1"):
+    print(attempt(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], at=place))
+"""
+
+
+def attempt(folder: Path, data: Path, model: str, *, at: str) -> list[int]:
     """Start the run folder/exp with two processes, or resume it; kill it at an instant of
     test_resume.py. Returns the exit codes.
     """
     own = f"--name exp --exist-ok --save-minutes 1e-9 --batch {BATCH} --dist-timeout 60".split()
-    words = small_run_flags(data, model, folder, *own, "--epochs", str(EPOCHS), *flags)
+    words = small_run_flags(data, model, folder, *own, "--epochs", str(EPOCHS), *FLAGS)
     last = folder / "exp" / "weights" / "last.pt"
     if last.exists():
         words += ["--resume", str(last)]
     faults = {"KESTREL_FAULT": "tests.test_resume:killed", "KESTREL_INSTANT": at}
     port = free_port()
-    environments = [
-        (rank_environment(rank, size, port) if size > 1 else {}) | faults | OFFLINE
-        for rank in range(size)
-    ]
-    with forked(environments, words, folder / "io") as ranks:
+    environments = [rank_environment(rank, 2, port) | faults | OFFLINE for rank in range(2)]
+    with forked(environments, words, folder / "io", context=get_context("fork")) as ranks:
         return [rank.end(400) for rank in ranks]
 
 
@@ -57,9 +69,10 @@ def project(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project folder of a run of two processes, of which rank 0 was killed twice."""
     folder = tmp_path_factory.mktemp("runs")
     data = draw_data(folder / "set", IMAGES)
-    for place in ("0 before a step 3", "0 when a file is there 9"):
-        assert min(attempt(folder, data, micro_model, *FLAGS, at=place)) == -9, place
-    assert attempt(folder, data, micro_model, *FLAGS) == [0, 0]
+    done = run_program(ATTEMPTS, folder, data, micro_model, folder=folder)
+    *killed, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [min(codes) for codes in killed] == [-9, -9], done.stderr
+    assert last == [0, 0], done.stderr
     assert "it is left out" not in (folder / "io" / "rank0" / "stderr").read_text()
     return folder
 

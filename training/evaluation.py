@@ -242,12 +242,14 @@ def evaluate_best(
 
     table: the model's. unlabeled: as for `predict_split`. active: whether a progress bar is shown.
     """
-    # Rank 0 reads the weights, and the others receive them.
-    model = Detector(without_distillation(table))
+    # Rank 0 reads the weights, and the others receive them: other machines may have no access to
+    # the folder.
     epoch = 0
-    if world.is_main:  # other machines may have no access to the folder
+    if world.is_main:
         model, saved = load_detector(checkpoints.best)
         epoch = checkpoint_file.epoch_of(saved)
+    else:
+        model = Detector(without_distillation(table))
     model.to(memory_format=torch.channels_last).to(world.device)
     world.wait_for_main()
     world.broadcast_([*model.parameters(), *model.buffers()])

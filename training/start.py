@@ -54,10 +54,22 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
                 raise no_detector(path)
             require_backbone(model, path)
         return
-    if model and is_network(path):
+    if _load_weights(path, backbone=model is not None) is None and model:
         read_network(path, require_backbone(model, path))
-    else:
-        load_detector(path)
+
+
+def _load_weights(path: Path, *, backbone: bool) -> tuple[Detector, dict[str, Any]] | None:
+    """Return what `load_detector` returns, with its errors.
+
+    backbone: return None for the weights of a network that classifies images: with a table they
+    are those of its backbone. That is asked last, so that a checkpoint is read once.
+    """
+    try:
+        return load_detector(path)
+    except ValueError:
+        if backbone and is_network(path):
+            return None
+        raise
 
 
 def names_of_weights(weights: str, *, download: bool) -> list[str]:
@@ -114,9 +126,10 @@ def start_model(
     checkpoint: dict[str, Any] = {}
     source: Detector | None = None
     source_names: list[str] = []
-    of_backbone = bool(weights and cfg) and is_network(Path(weights))
-    if weights and not of_backbone:
-        source, checkpoint = load_detector(Path(weights))
+    loaded = _load_weights(Path(weights), backbone=bool(cfg)) if weights else None
+    of_backbone = bool(weights) and loaded is None
+    if loaded:
+        source, checkpoint = loaded
         source_names = checkpoint["names"]
 
     # The model, with random weights.

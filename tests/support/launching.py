@@ -208,14 +208,16 @@ def forked(
     *,
     script: str = "train",
     delays: Mapping[int, float] | None = None,
-    real_workers: bool = False,
+    real_rank_0: bool = False,
+    context: Any = None,
 ) -> Iterator[list[Rank]]:
     """Fork one process per environment; at the end of the block they are killed if they still run.
 
-    delays: by index in `environments`, how many seconds the process starts late. real_workers: the
-    processes that --spawn starts are not forked.
+    delays: by index in `environments`, how many seconds the process starts late. real_rank_0: the
+    first of the processes that --spawn starts is not forked. context: of multiprocessing; None: of
+    the fork server.
     """
-    context = fork_server()
+    context = context or fork_server()
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for number, environment in enumerate(environments):
@@ -224,7 +226,7 @@ def forked(
         late = (delays or {}).get(number, 0)
         process = context.Process(
             target=_run_forked,
-            args=(script, dict(environment), list(arguments), own, late, real_workers),
+            args=(script, dict(environment), list(arguments), own, late, real_rank_0),
         )
         ranks.append(Rank(process, environment, own))
     try:
@@ -264,12 +266,11 @@ def _run_forked(
     arguments: list[str],
     folder: Path,
     late: float,
-    real_workers: bool,
+    real_rank_0: bool,
 ) -> None:
     """Run the script in a forked process."""
     prepare_forked(environment, folder)
-    if not real_workers:
-        fork_workers()
+    fork_workers(real_rank_0=real_rank_0)
     time.sleep(late)
     run(script, arguments)
 
@@ -386,13 +387,23 @@ def _run_forked_launcher(
     importlib.import_module(module).main(words)
 
 
-def fork_workers() -> None:
-    """Let torch's launcher fork its processes from this one, instead of starting Python anew."""
+def fork_workers(*, real_rank_0: bool = False) -> None:
+    """Let torch's launcher fork its processes from this one, instead of starting Python anew.
+
+    real_rank_0: all but rank 0.
+    """
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    SubprocessHandler._popen = lambda handler, command, environment: ForkedWorker(
-        command, environment, handler._stdout, handler._stderr
-    )
+    real = SubprocessHandler._popen
+
+    def popen(
+        handler: SubprocessHandler, command: Sequence[str], environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes] | ForkedWorker":
+        if real_rank_0 and environment["RANK"] == "0":
+            return real(handler, command, environment)
+        return ForkedWorker(command, environment, handler._stdout, handler._stderr)
+
+    SubprocessHandler._popen = popen
 
 
 class ForkedWorker:

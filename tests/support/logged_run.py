@@ -9,6 +9,7 @@ of its attempt.
 import importlib
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -156,18 +157,22 @@ def third(folder: Path, names: list[str]) -> None:
     run.finish()
 
 
-def run_attempts(folder: Path, names: list[str]) -> list[int | None]:
-    """Run all attempts, each in a process of its own, and return their exit codes.
-
-    They are forked from this process, which imports once what each of them would import for
-    seconds.
-    """
+def import_packages(names: Iterable[str]) -> None:
+    """Import what the loggers of these names import in a run."""
     for name in names:
         LOGGERS[name]().prepare()
         for module in LATE_IMPORTS.get(name, ()):
             with suppress(ImportError):  # another version of the package
                 importlib.import_module(module)
 
+
+def run_attempts(folder: Path, names: list[str]) -> list[int | None]:
+    """Run all attempts, each in a process of its own, and return their exit codes.
+
+    They are forked from this process, which imports once what each of them would import for
+    seconds.
+    """
+    import_packages(names)
     codes = []
     for attempt in (first, second, third):
         process = get_context("fork").Process(target=attempt, args=(folder, names))

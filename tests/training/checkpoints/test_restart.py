@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from tests.support.launching import (
     rank_environment,
     small_run_flags,
 )
-from tests.support.processes import draw_data
+from tests.support.processes import write_hyp
 from training.checkpoints.restart import MARKS, find_own_run, launcher_mark
 from training.checkpoints.status import write_status
 from utils.distributed import session
@@ -237,12 +238,13 @@ def test_attempts_of_one_launcher_share_a_folder(attempt, tmp_path):
 @linux
 @pytest.mark.slow
 def test_three_processes_resume_with_same_bits_if_graph_is_static(attempt, tmp_path):
-    """One batch of at least 64 images per optimizer step."""
-    data = draw_data(tmp_path / "data", 72)
-    wide = ("--data", str(data), "--batch", "66", "--save-period", "1")
-    assert attempt(3, *wide, launcher=False) == attempt(3, *wide, launcher=False) == [0, 0, 0]
+    """One batch per optimizer step."""
+    write_hyp(tmp_path / "eager.yaml", "hyp.scratch-low.yaml", nominal_batch=6)
+    eager = ("--batch", "6", "--hyp", str(tmp_path / "eager.yaml"), "--save-period", "1")
+    assert attempt(3, *eager, launcher=False) == [0, 0, 0]
+    shutil.copytree(tmp_path / "exp", tmp_path / "exp2")
     second = tmp_path / "exp2" / "weights" / "epoch2.pt"
-    assert attempt(3, *wide, "--resume", str(second), launcher=False) == [0, 0, 0]
+    assert attempt(3, *eager, "--resume", str(second), launcher=False) == [0, 0, 0]
     assert run_names(tmp_path) == ["exp", "exp2"]
     assert_same_bits(tmp_path / "exp", tmp_path / "exp2")
 
