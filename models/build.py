@@ -20,6 +20,9 @@ MAX_STRIDE = 4096  # half of the largest image side
 MAX_PARAMETERS = 1_000_000_000
 MAX_ELEMENTS = 1 << 28  # of any map, for an image of 2 x 2 cells of the coarsest level
 
+RECENT_TABLES = 8
+_recent_shapes: dict[str, dict[str, torch.Size]] = {}  # by the table as text
+
 
 def build_model(
     cfg: str | Path | Mapping[str, Any],
@@ -48,8 +51,31 @@ def build_model(
         table, scale = load_model_table(cfg)
 
     resolved = resolve(table, scale, num_classes, channels=channels, anchors=anchors)
-    check_shapes(resolved)
+    require_fitting_rows(resolved)
     return Detector(resolved)
+
+
+def require_fitting_rows(table: Mapping[str, Any]) -> None:
+    """Raise the errors of `check_shapes`; a recent table is not tried again."""
+    tensor_shapes(table)
+
+
+def tensor_shapes(table: Mapping[str, Any]) -> Mapping[str, torch.Size]:
+    """Return the shape of each tensor in the state of a resolved table's model, by its name.
+
+    Those of recent tables are remembered: a training builds its model several times.
+
+    Raises: the errors of `check_shapes`.
+    """
+    key = repr(table)
+    shapes = _recent_shapes.get(key)
+    if shapes is None:
+        state = check_shapes(table).state_dict()
+        shapes = {name: tensor.shape for name, tensor in state.items()}
+        if len(_recent_shapes) == RECENT_TABLES:
+            _recent_shapes.clear()
+        _recent_shapes[key] = shapes
+    return shapes
 
 
 def check_shapes(table: Mapping[str, Any]) -> Detector:
@@ -140,8 +166,11 @@ def mismatched_tensors(
 
     types: or that differ in dtype.
     """
-    wanted = _signatures(model.state_dict(), types)
-    given = _signatures(state, types)
+    return differing_names(_signatures(model.state_dict(), types), _signatures(state, types))
+
+
+def differing_names(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the sorted names that only one of the two has, or whose values differ."""
     all_names = sorted(wanted.keys() | given.keys())
     return [name for name in all_names if wanted.get(name) != given.get(name)]
 

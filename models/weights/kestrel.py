@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.build import check_shapes, mismatched_tensors
+from models.build import differing_names, tensor_shapes
 from models.detector import Detector
 from models.export import FORMATS
 from models.tables.find import model_names
@@ -187,7 +187,8 @@ def detector_for_state(path: Path, table: Any, state: Any, *, load: bool) -> Det
     Raises ValueError if the state does not fit.
     """
     try:
-        unfit = mismatched_tensors(check_shapes(table), state)
+        given = {key: tensor.shape for key, tensor in state.items()}
+        unfit = differing_names(tensor_shapes(table), given)
         if unfit:
             raise ValueError(
                 f"{len(unfit)} tensors are missing, unexpected or of another shape, such as "

@@ -5,7 +5,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-from models.build import check_shapes
+from models.build import require_fitting_rows
 from models.detector import Detector
 from models.heads import Head, JoinedHead
 from models.tables.entries import without_distillation
@@ -105,7 +105,7 @@ def with_added_classes(old: Detector, count: int) -> Detector:
     groups = [*old.table.get("class_groups", [old.num_classes]), count]
     table = without_distillation(without_auxiliary(old.table))
     table |= {"class_groups": groups, "nc": sum(groups)}
-    check_shapes(table)
+    require_fitting_rows(table)
     model = Detector(table)
 
     # The old model. Its head, unless it is joined already, becomes the first part.

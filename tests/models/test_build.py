@@ -9,9 +9,10 @@ import torch
 import yaml
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from models import build_model
+from models import build, build_model
 from models.build import count_gflops
 from models.detector import Detector, count_parameters
+from models.tables.find import load_model_table
 from models.tables.read import read_table
 from models.tables.resolve import resolve
 
@@ -307,3 +308,32 @@ def test_too_many_classes_are_rejected_before_allocating():
         ValueError, match=r"the model has [\d,]{13,} parameters, at most 1,000,000,000 are allowed"
     ):
         build_model("yolov5x", 300_000)
+
+
+def test_recent_tables_are_not_tried_again(micro_model, monkeypatch):
+    tried = []
+    real = build.check_shapes
+    monkeypatch.setattr(build, "_recent_shapes", {})
+    monkeypatch.setattr(
+        build, "check_shapes", lambda table: (tried.append(table["nc"]), real(table))[1]
+    )
+    for classes in (2, 3, 2, 3):
+        model = build_model(micro_model, classes)
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        assert build.tensor_shapes(model.table) == shapes
+    assert tried == [2, 3]
+
+    monkeypatch.setattr(build, "RECENT_TABLES", 2)
+    for classes in (4, 2, 3):  # the third table takes the place of the two before it
+        build_model(micro_model, classes)
+    assert tried == [2, 3, 4, 2, 3]
+    assert len(build._recent_shapes) == 1
+
+
+def test_error_of_a_table_is_raised_each_time(micro_model):
+    table = resolve(*load_model_table(micro_model), 3)
+    backwards = [[5, 1, "Conv", [8]]]  # row 5 is below it
+    broken = {**table, "backbone": [*backwards, *table["backbone"]]}
+    for _ in range(2):
+        with pytest.raises(ValueError, match="row 0"):
+            build.tensor_shapes(broken)
