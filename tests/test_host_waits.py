@@ -35,11 +35,11 @@ from models.losses import Loss
 from models.losses.decoupled import DecoupledLoss
 from tests.support.launching import small_run_flags
 from tests.support.meta_device import NeverReadyHostCopy, use_fused
+from tests.support.micro_tables import HEADS, MICRO, write_micro_table
 from training import evaluation
 from training.optimizers import OPTIMIZERS
 from utils.distributed.world import World
 
-TABLES = Path(__file__).parent / "tables"
 BLOCKING_OPERATIONS = (
     "_local_scalar_dense",
     "item",
@@ -102,6 +102,13 @@ def test_host_wait_counter_counts_blocking_operations(
         assert sum(watch.waits.values()) == waits
 
 
+def table_of(kind: str, folder: Path) -> str:
+    """Return the path of a table of tests/tables, or of micro.yaml with one of HEADS."""
+    if kind in HEADS:
+        return str(write_micro_table(folder, kind))
+    return str(MICRO.with_stem(kind))
+
+
 @contextmanager
 def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
     """Training epochs under a watch, with fused optimizers and delayed copies to the host, as on a
@@ -155,7 +162,8 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWaitCounter]:
 def test_training_steps_never_make_host_wait(
     tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, flags: str
 ) -> None:
-    arguments = small_run_flags(tiny_data, str(TABLES / f"{table}.yaml"), tmp_path, *flags.split())
+    cfg = table_of(table, tmp_path)
+    arguments = small_run_flags(tiny_data, cfg, tmp_path, *flags.split())
     with simulate_gpu(monkeypatch) as watch:
         train.main(train.parse_args(arguments)[0], World(torch.device("cpu")))
     assert watch.operations > 1000
@@ -201,14 +209,17 @@ def test_profiler_shows_what_makes_host_wait(
 @pytest.mark.parametrize(
     ("table", "settings"),
     [
-        *((table, {}) for table in ("tiny", "decoupled", "distance", "distance_plain", "dual")),
+        *(
+            (table, {})
+            for table in ("every_layer", "decoupled", "distance", "distance_plain", "dual")
+        ),
         *(("micro", {"optimizer": optimizer}) for optimizer in OPTIMIZERS if optimizer != "SGD"),
         ("distance", {"amp": "bf16", "optimizer": "Muon"}),
         ("micro", {"boxes": 0}),
     ],
 )
 def test_whole_steps_never_make_host_wait(
-    monkeypatch: pytest.MonkeyPatch, table: str, settings: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, settings: dict[str, Any]
 ) -> None:
     """Forward, loss, backward, clipping, the guard, the optimizer and the moving average, as on a
     GPU.
@@ -216,9 +227,8 @@ def test_whole_steps_never_make_host_wait(
     monkeypatch.setattr(
         DecoupledLoss, "weighted_sum", Loss.weighted_sum
     )  # with L1, as in epochs without mosaic
-    setting = Setting(
-        cfg=str(TABLES / f"{table}.yaml"), img=64, batch=2, **({"amp": "fp32"} | settings)
-    )
+    cfg = table_of(table, tmp_path)
+    setting = Setting(cfg=cfg, img=64, batch=2, **({"amp": "fp32"} | settings))
     events = profiled_step(setting)
     parts = {part for part, _ in operations(events)}
     assert parts == {

@@ -101,11 +101,12 @@ def test_checkpoint_of_statistics_is_saved_and_loaded() -> None:
 @pytest.mark.parametrize(
     ("table", "flags"),
     [
-        ("micro", "--optimizer SGD --multi-scale --image-weights --sync-bn"),
-        ("decoupled", "--optimizer Adam --cos-lr"),
-        ("distance", "--optimizer AdamW --checkpoint-activations"),
-        ("dual", "--optimizer Muon --rect"),
-        ("micro", "--optimizer Muon --cache device --hyp hyp.scratch-low.yaml"),
+        # two steps, and one of each larger head
+        ("micro", "--batch 4 --optimizer SGD --multi-scale --image-weights --sync-bn"),
+        ("micro", "--batch 4 --optimizer Muon --cache device --hyp hyp.scratch-low.yaml"),
+        ("decoupled", "--batch 8 --optimizer Adam --cos-lr"),
+        ("distance", "--batch 8 --optimizer AdamW --checkpoint-activations"),
+        ("dual", "--batch 8 --optimizer SGD --rect"),
     ],
 )
 def test_training_with_validation_and_resume(
@@ -118,7 +119,7 @@ def test_training_with_validation_and_resume(
     flags: str,
 ) -> None:
     small = (
-        "--img 64 --batch 4 --workers 0 --epochs 1 --amp fp32 --noplots --data "
+        "--img 64 --workers 0 --epochs 1 --amp fp32 --noplots --data "
         f"{tiny_data} --save-minutes 1e-9"
     )
     model = micro_model if table == "micro" else write_micro_table(tmp_path, table)

@@ -15,6 +15,7 @@ from models.blocks.backbone import (
     FeatureMap,
     fold_batch_norm,
 )
+from models.tables.shape_rules import ShapeRules
 from utils.printable import did_you_mean, excerpt
 
 # Residual networks, arXiv 1512.03385; with groups, arXiv 1611.05431; wide, arXiv 1605.07146.
@@ -122,7 +123,7 @@ def build_network(name: str, **settings: Any) -> nn.Module:
     """Return a network of NAMES with random weights, on the present default device."""
     from torchvision.models import get_model  # takes a second, which other tables need not wait
 
-    with _PlansOnCpu():
+    with _Plans():
         network: nn.Module = get_model(name, weights=None, **settings)
     return network
 
@@ -135,7 +136,8 @@ def available_maps(name: str) -> tuple[FeatureMap, ...]:
         network = build_network(name, num_classes=1).eval()
         x = torch.empty(1, IMAGE_CHANNELS, TRIAL_SIDE, TRIAL_SIDE)
         for step in _steps(name, network):
-            x = network.get_submodule(step)(x)
+            with ShapeRules():
+                x = network.get_submodule(step)(x)
             stride = TRIAL_SIDE // x.shape[2]
             maps[stride] = FeatureMap(stride, x.shape[1], step)
     return tuple(maps.values())
@@ -179,10 +181,12 @@ def switch_off_randomness(network: nn.Module) -> None:
             module.p = 0.0
 
 
-class _PlansOnCpu(TorchFunctionMode):
-    """Creates small tensors on the CPU: RegNet computes its widths by them and reads the values.
+class _Plans(TorchFunctionMode):
+    """Lets torchvision build a network on the meta device, which has no values.
 
-    The meta device has no values.
+    Small tensors are created on the CPU: RegNet computes its widths by them and reads the values.
+    And nothing is drawn from a normal distribution there: torch would import its compiler for it,
+    which takes a second.
     """
 
     def __torch_function__(
@@ -191,4 +195,6 @@ class _PlansOnCpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.arange, torch.tensor):
             kwargs = {"device": "cpu", **kwargs}
+        if func is Tensor.normal_ and args[0].is_meta:
+            return args[0]
         return func(*args, **kwargs)

@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, scaled_dot_product_attention
+from torch.nn.functional import (
+    batch_norm,
+    hardsigmoid,
+    hardswish,
+    layer_norm,
+    scaled_dot_product_attention,
+)
 from torch.overrides import TorchFunctionMode
 
 
 class ShapeRules(TorchFunctionMode):
     """In the block, these operations return an empty tensor of their output's shape.
 
-    Sums and products with broadcasting, concatenation, attention, and normalization by BatchNorm.
+    Sums and products with broadcasting, concatenation, attention, normalization by BatchNorm or
+    LayerNorm, and MobileNet's activations.
     All tensors are on the meta device. Raises RuntimeError for shapes that do not fit, as torch
     does.
     """
@@ -90,6 +97,9 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, **_: object) -> Tens
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     batch_norm: unchanged,
+    layer_norm: unchanged,
+    hardsigmoid: unchanged,
+    hardswish: unchanged,
     torch.cat: concatenated,
     scaled_dot_product_attention: attended,
     Tensor.add: broadcast,

@@ -312,7 +312,7 @@ def test_chosen_classes_are_rows_of_the_whole_result(model, drawn_data, settings
     """The same boxes, fewer of them: a box of another class must not become one of a chosen
     class.
     """
-    images = [read_image(drawn_data.path(i)) for i in range(4)]
+    images = [read_image(drawn_data.path(i)) for i in range(2)]
     limits = {"image_size": 96, "confidence": 0.0, "iou": 0.3, "max_detections": 3000, **settings}
     make = partial(TiledPredictor, tiling=tiling) if tiling else Predictor
     every = make(TorchBackend(model), **limits)(images, channel_order="bgr")

@@ -1,7 +1,7 @@
 """Every model of models/*.yaml: its strides, and the published counts of parameters and GFLOPs."""
 
-import copy
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from models.detector import Detector, count_parameters
 from models.tables.find import load_model_table, model_names
 from models.tables.resolve import resolve
 from models.tables.rows import without_auxiliary
+from models.tables.shape_rules import ShapeRules
 
 # total, head, fused (None: not published), GFLOPs at 640 without those of self-attention's matrix
 # products
@@ -130,13 +131,25 @@ def table_of(name: str, num_classes: int = 80) -> dict:
     return resolve(*load_model_table(name), num_classes)
 
 
-@cache
-def checked_and_counted(name: str) -> tuple[Detector, float]:
-    """Return a detector that no test changes, on the meta device, and the GFLOPs of its
-    convolutions at 640 pixels.
+class Measured(NamedTuple):
+    """What a detector is, without its auxiliary branch and before it is fused.
 
-    It takes no memory, and building x is as fast as building n. The operations are counted in the
-    trial run on 2 x 2 cells, and grow with the area. An auxiliary branch is left out.
+    gflops: of its convolutions at 640 pixels. detector: on the meta device.
+    """
+
+    strides: tuple[int, ...]
+    parameters: int
+    of_head: int
+    per_row: list[int]
+    gflops: float
+    detector: Detector
+
+
+@cache
+def measured(name: str) -> Measured:
+    """Build a detector on the meta device, where it takes no memory, and x is as fast as n.
+
+    The operations are counted in the trial run on 2 x 2 cells, and grow with the area.
     """
     operations = 0
 
@@ -150,18 +163,32 @@ def checked_and_counted(name: str) -> tuple[Detector, float]:
         model = check_shapes(without_auxiliary(table_of(name)))
     finally:
         hook.remove()
-    return model, operations / 1e9 * (640 / (2 * max(model.strides))) ** 2
+    return Measured(
+        model.strides,
+        count_parameters(model),
+        count_parameters(model.head),
+        [line.parameters for line in model.info()],
+        operations / 1e9 * (640 / (2 * max(model.strides))) ** 2,
+        model,
+    )
 
 
-def checked(name: str) -> Detector:
-    """Return a detector that no test changes, on the meta device."""
-    return checked_and_counted(name)[0]
+@cache
+def with_auxiliary(name: str) -> Detector:
+    return check_shapes(table_of(name))
+
+
+@cache
+def fused(name: str) -> Detector:
+    """Return the measured detector, fused: its numbers are known, so it needs no copy."""
+    with ShapeRules():  # the meta device takes a hundred times as long for products
+        return measured(name).detector.fuse()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_builds_with_expected_strides(name):
-    assert list(checked(name).strides) == {
+    assert list(measured(name).strides) == {
         "p2": [4, 8, 16, 32],
         "p6": [8, 16, 32, 64],
         "tiny": [16, 32],
@@ -173,20 +200,19 @@ def test_parameters_and_gflops_equal_published_values(name):
     """GFLOPs within one percent. Published figures leave out the attention between the 400 cells of
     stride 32: 2 % of yolo26n, 1 % of yolo11n.
     """
-    total, head, fused, gflops = COUNTS[name]
-    model, counted = checked_and_counted(name)
-    assert count_parameters(model) == total
-    assert count_parameters(model.head) == head
-    assert counted == pytest.approx(gflops, rel=0.01)
-    if fused is not None:
-        assert count_parameters(copy.deepcopy(model).fuse()) == fused
+    total, head, when_fused, gflops = COUNTS[name]
+    found = measured(name)
+    assert found.parameters == total
+    assert found.of_head == head
+    assert found.gflops == pytest.approx(gflops, rel=0.01)
+    if when_fused is not None:
+        assert count_parameters(fused(name)) == when_fused
 
 
 @pytest.mark.parametrize("name", WITH_AUXILIARY)
 def test_counts_with_the_auxiliary_branch(name):
     total, gflops = WITH_AUXILIARY[name]
-    model = check_shapes(table_of(name))
-    assert count_parameters(model) == total
+    assert count_parameters(with_auxiliary(name)) == total
     if name == "yolov9t":
         # The authors compute the mean of 16 bins by a convolution: 2 heads, 8400 cells, 4 sides.
         of_bins = 2 * 8400 * 4 * 2 * 16 / 1e9
@@ -201,7 +227,7 @@ def test_counts_with_the_auxiliary_branch(name):
     ],
 )
 def test_parameters_of_the_auxiliary_branch(name, convolutions, head):
-    model = check_shapes(table_of(name))
+    model = with_auxiliary(name)
     of_rows = [line.parameters for line in model.info()[23:29]]
     assert [of_rows[0], sum(of_rows[1:3]), sum(of_rows[3:])] == convolutions
     assert count_parameters(model.auxiliary_head) == head
@@ -209,20 +235,19 @@ def test_parameters_of_the_auxiliary_branch(name, convolutions, head):
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolox_nano", "yolov8n", "yolo11n", "yolo26n"])
 def test_counted_gflops_are_the_published_ones_and_those_of_attention(name):
-    with_attention = COUNTS[name][3] + attention_gflops(checked(name), 20 * 20)
+    with_attention = COUNTS[name][3] + attention_gflops(measured(name).detector, 20 * 20)
     assert count_gflops(table_of(name), 640) == pytest.approx(with_attention, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "total"), [("yolov5n6", 3_246_940), ("yolov5s6", 12_626_620)])
 def test_p6_parameter_counts_equal_published_values(name, total):
-    model = checked(name)
-    assert count_parameters(model) == total
-    assert model.strides == (8, 16, 32, 64)
+    assert measured(name).parameters == total
+    assert measured(name).strides == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize("name", PARAMETERS_PER_ROW)
 def test_parameter_counts_per_layer(name):
-    counts = [line.parameters for line in checked(name).info()[:-1]]
+    counts = measured(name).per_row[:-1]
     assert [count for count in counts if count] == [
         int(count) for count in PARAMETERS_PER_ROW[name].split()
     ]
@@ -240,7 +265,7 @@ def attention_gflops(model: nn.Module, cells: int) -> float:
 
 def test_attention_gflops_by_hand():
     # yolo11n: one block, of 2 heads with 32 channels of keys and 64 of values
-    assert attention_gflops(checked("yolo11n"), 400) == pytest.approx(
+    assert attention_gflops(measured("yolo11n").detector, 400) == pytest.approx(
         2 * 400**2 * 2 * (32 + 64) / 1e9, rel=1e-12
     )
 
@@ -248,7 +273,7 @@ def test_attention_gflops_by_hand():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_HEAD_GFLOPS)
 def test_fused_model_computes_one_head(name):
-    model = copy.deepcopy(checked(name)).fuse()
+    model = fused(name)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, 64, 64, device="meta"))
     convolutions = counter.get_total_flops() / 1e9 - attention_gflops(model, 2 * 2)

@@ -101,6 +101,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     here = any(isinstance(leaf, OnDevice) for leaf in given)
     wanted = kwargs.get("device")
     on_device = here if wanted is None else torch.device(wanted) == DEVICE
+    if not here and not on_device:
+        return function(*args, **kwargs)  # most operations of a run: nothing to unwrap
     name = function.overloadpacket.__name__
 
     copies = name in ("_to_copy", "copy_", "_foreach_copy_")

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, scaled_dot_product_attention
+from torch.nn.functional import (
+    batch_norm,
+    hardsigmoid,
+    hardswish,
+    layer_norm,
+    scaled_dot_product_attention,
+)
 
 from models.tables.shape_rules import RULES, ShapeRules
 
@@ -22,6 +28,9 @@ OPERATIONS = {
     "concatenation of columns": lambda x, y: torch.cat((x, y), dim=-1),
     "concatenation of images": lambda x, y: torch.cat([x, y]),
     "normalization": lambda x, y: batch_norm(x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])),
+    "normalization of rows": lambda x, y: layer_norm(x, x.shape[3:]),
+    "gate": lambda x, y: hardsigmoid(x),
+    "activation": lambda x, y: hardswish(x),
     "attention": lambda x, y: scaled_dot_product_attention(x, y, y[..., :1]),
 }
 SHAPES = [

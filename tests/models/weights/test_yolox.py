@@ -104,8 +104,7 @@ def test_written_state_is_read_back(model, tmp_path):
 
 @pytest.mark.slow
 def test_state_alone_of_ddp_and_in_the_older_layout_are_read(tmp_path):
-    model = build_model("yolox_nano", 4)
-    state = to_yolox_state(model)
+    state = to_yolox_state(narrow_model())
     torch.save(state, tmp_path / "alone.pth")
     save(tmp_path / "ddp.pth", {f"module.{key}": value for key, value in state.items()})
     expected = load_yolox(save(tmp_path / "a.pth", state))[0].state_dict()
@@ -167,7 +166,7 @@ NO_CLASSES = "it has no convolution head.cls_preds.0.weight"
 def test_other_states_are_refused(change, reason, nano_state, tmp_path):
     path = save(tmp_path / "a.pth", change(dict(nano_state)))
     with pytest.raises(ValueError, match=re.escape(reason)) as error:
-        load_detector(path)
+        load_yolox(path)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
 

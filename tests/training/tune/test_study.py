@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,6 +44,11 @@ def open_study(folder, storage="", say=say_nothing, **changes):
     return Study(replace(SETTINGS, **changes), Storage(storage, folder), folder, say)
 
 
+def log_in(folder):
+    """The storage of tests whose subject is not the storage: a tenth of the time of a database."""
+    return str(folder / "study.log")
+
+
 def fitness_of(values):
     """The fitness of a pretended training."""
     return 1 - abs(values["lr0"] - 0.01)
@@ -71,7 +77,7 @@ def rows(folder):
 def straight(tmp_path_factory):
     """The values of 14 trials of one process: the sampler has a model for the last ones."""
     folder = tmp_path_factory.mktemp("straight")
-    return train_all(folder, storage=str(folder / "study.log"), trials=14)
+    return train_all(folder, storage=log_in(folder), trials=14)
 
 
 @pytest.mark.slow
@@ -84,12 +90,13 @@ def test_trials_of_a_study_are_those_of_its_seed(straight, tmp_path):
 
 @pytest.mark.slow
 def test_study_continues_where_it_ended(straight, tmp_path):
-    first = train_all(tmp_path, trials=14, most=9)
-    second = train_all(tmp_path, trials=14)
+    train = partial(train_all, tmp_path, storage=log_in(tmp_path))
+    first = train(trials=14, most=9)
+    second = train(trials=14)
     assert list(second) == [9, 10, 11, 12, 13]
     assert first | second == straight
-    assert train_all(tmp_path, trials=14) == {}  # all are done
-    assert list(train_all(tmp_path, trials=15)) == [14]  # one more
+    assert train(trials=14) == {}  # all are done
+    assert list(train(trials=15)) == [14]  # one more
     written = rows(tmp_path)
     assert [row["index"] for row in written] == [str(index) for index in range(15)]
     assert {row["state"] for row in written} == {"complete"}
@@ -119,19 +126,21 @@ def test_study_that_is_refused_leaves_no_worker(tmp_path):
 @pytest.mark.slow
 def test_trial_of_a_process_that_ended_is_trained_again(straight, tmp_path):
     """It was not completed, for example because the process was killed; and one given back."""
-    with open_study(tmp_path, trials=14) as study:
+    storage = log_in(tmp_path)
+    with open_study(tmp_path, storage, trials=14) as study:
         for _ in range(11):
             claim = study.claim()
             study.complete(claim, fitness_of(claim.values), NOTES)
         assert study.claim().index == 11
     said = []
-    with open_study(tmp_path, trials=14, say=said.append) as study:
+    with open_study(tmp_path, storage, trials=14, say=said.append) as study:
         claim = study.claim()
         assert said == ["trial 11 was killed: it is trained again"]
         assert (claim.number, claim.index, claim.values) == (12, 11, straight[11])
         study.fail(claim)
         assert study.claim().index == 11
-    assert train_all(tmp_path, trials=14) == {index: straight[index] for index in (11, 12, 13)}
+    left = train_all(tmp_path, storage=storage, trials=14)
+    assert left == {index: straight[index] for index in (11, 12, 13)}
     states = [row["state"] for row in rows(tmp_path)]
     assert states == ["complete"] * 11 + ["fail"] * 3 + ["complete"] * 3
 
@@ -296,7 +305,7 @@ def test_trial_that_was_completed_by_hand_is_not_the_best(tmp_path):
 @pytest.mark.slow
 def test_bad_trials_end_early(tmp_path):
     """MedianPruner: after five trials, a trial below their median at the same epoch."""
-    with open_study(tmp_path, trials=8) as study:
+    with open_study(tmp_path, log_in(tmp_path), trials=8) as study:
         for number in range(5):
             claim = study.claim()
             assert not any(study.report(claim, epoch, number / 10) for epoch in range(1, 11))
@@ -322,7 +331,7 @@ def test_bad_trials_end_early(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("pruner", "ends"), [("hyperband", True), ("none", False)])
 def test_other_pruners(tmp_path, pruner, ends):
-    with open_study(tmp_path, trials=12, pruner=pruner, epochs=9) as study:
+    with open_study(tmp_path, log_in(tmp_path), trials=12, pruner=pruner, epochs=9) as study:
         ended = 0
         for number in range(12):
             claim = study.claim()

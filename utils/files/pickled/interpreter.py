@@ -4,10 +4,12 @@ A pickle is a program. torch.load is not used: even with weights_only it execute
 torch.Tensor) that allocate as much memory as the pickle asks for.
 """
 
+import io
 import pickletools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -30,15 +32,7 @@ DTYPES = {
     "torch.BoolStorage": torch.bool,
 }
 
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 MAPPINGS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict"}
-EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list}
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-VALUES = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINSTRING", "SHORT_BINSTRING"),
-    *("BINBYTES", "SHORT_BINBYTES"),
-}
 # getattr is harmless as a name: mmengine's loss histories name methods by it, and nothing calls it
 HARMLESS_BUILTINS = re.compile(
     "bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range|set|slice|str|"
@@ -134,91 +128,140 @@ class PickleReader:
         Raises ValueError if the pickle is damaged, too long, or has opcodes that no checkpoint
         needs.
         """
-        source = bytes(pickled) if isinstance(pickled, bytearray) else cast(IO[bytes], pickled)
-        for count, (opcode, value, _) in enumerate(pickletools.genops(source)):
-            if count == self._max_steps:
-                raise ValueError(f"its pickle has more than {self._max_steps} opcodes")
-            if opcode.name == "STOP":
-                break
-            try:
-                self._put(opcode.name, value)
-            except (IndexError, KeyError) as error:
-                raise ValueError("its pickle is damaged") from error
+        source = io.BytesIO(pickled) if isinstance(pickled, bytes | bytearray) else pickled
+        try:
+            self._run_until_stop(source)
+        except (IndexError, KeyError) as error:
+            raise ValueError("its pickle is damaged") from error
         if len(self.stack) != 1 or self.marked:
             raise ValueError("its pickle is damaged")
         return self.stack[0]
 
-    def _put(self, opcode: str, value: Any) -> None:
-        """Run an opcode that puts a value on the stack, or that only notes one."""
-        if opcode in VALUES:
-            self.stack.append(value)
-        elif opcode in CONSTANTS:
-            self.stack.append(CONSTANTS[opcode])
-        elif opcode in EMPTY:
-            self.stack.append(EMPTY[opcode]())
-        elif opcode in TUPLES:
-            size = TUPLES[opcode]
-            reversed_values = [self.stack.pop() for _ in range(size)]
-            self.stack.append(tuple(reversed_values[::-1]))
-        elif opcode in {"BINPUT", "LONG_BINPUT"}:
-            self.memo[value] = self.stack[-1]
-        elif opcode == "MEMOIZE":
-            self.memo[len(self.memo)] = self.stack[-1]
-        elif opcode in {"BINGET", "LONG_BINGET"}:
-            self.stack.append(self.memo[value])
-        elif opcode not in {"PROTO", "FRAME"}:
-            self._combine(opcode, value)
+    def _run_until_stop(self, source: PickleSource) -> None:
+        """Run the opcodes up to the one that ends a pickle.
 
-    def _combine(self, opcode: str, value: Any) -> None:
-        """Run an opcode that takes values off the stack."""
-        match opcode:
-            case "MARK":
-                self.marked.append(self.stack)
-                self.stack = []
-            case "TUPLE":
-                joined = tuple(self._since_mark())
-                self.stack.append(joined)
+        A file of a module has tens of thousands of them, so the loop is short.
+        """
+        for _ in range(self._max_steps):
+            code = source.read(1)
+            if code == STOP:
+                return
+            if code not in OPCODES:
+                unknown = f"opcode {code!r} unknown"
+                raise ValueError(unknown if code else "pickle exhausted before seeing STOP")
+            read_argument, run_opcode = OPCODES[code]
+            run_opcode(self, read_argument(source) if read_argument else None)
+        raise ValueError(f"its pickle has more than {self._max_steps} opcodes")
 
-            # Names of functions and classes, none of which is imported.
-            case "GLOBAL":
-                module, name = value.split(" ", 1)
-                self.stack.append(kind(module, name))
-            case "STACK_GLOBAL":
-                name = self.stack.pop()
-                module = self.stack.pop()
-                self.stack.append(kind(module, name))
+    # Each opcode has a method, which gets its argument. These put a value on the stack.
 
-            # Calls and states, which are only recorded.
-            case "NEWOBJ" | "REDUCE":
-                self._record(self.stack.pop())
-            case "NEWOBJ_EX":
-                self.stack.pop()  # keyword arguments
-                self._record(self.stack.pop())
-            case "BUILD":
-                state = self.stack.pop()
-                self._target(PickledObject).state = state
+    def _push(self, value: Any) -> None:
+        self.stack.append(value)
 
-            case "SETITEM" | "SETITEMS":
-                if opcode == "SETITEM":
-                    values = [self.stack.pop(-2), self.stack.pop()]  # key, value
-                else:
-                    values = self._since_mark()
+    def _push_none(self, _: None) -> None:
+        self.stack.append(None)
 
-                target = self._target(dict, PickledObject)
-                items = target.items if isinstance(target, PickledObject) else target
-                self.skipped_keys += _set_items(items, values)
+    def _push_true(self, _: None) -> None:
+        self.stack.append(True)
 
-            case "APPEND" | "APPENDS" | "ADDITEMS":
-                values = [self.stack.pop()] if opcode == "APPEND" else self._since_mark()
-                target = self._target(list, PickledObject)
-                if isinstance(target, list):
-                    target.extend(values)
+    def _push_false(self, _: None) -> None:
+        self.stack.append(False)
 
-            case "BINPERSID":
-                self._refer(self.stack.pop())
+    def _push_dict(self, _: None) -> None:
+        self.stack.append({})
 
-            case _:
-                raise ValueError(f"its pickle has an opcode {opcode}, which no checkpoint needs")
+    def _push_list(self, _: None) -> None:
+        self.stack.append([])
+
+    def _push_empty_tuple(self, _: None) -> None:
+        self.stack.append(())
+
+    # These note the value on top of the stack under a number, or put it there again.
+
+    def _memoize(self, _: None) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
+
+    def _memoize_as(self, number: int) -> None:
+        self.memo[number] = self.stack[-1]
+
+    def _push_memoized(self, number: int) -> None:
+        self.stack.append(self.memo[number])
+
+    def _pass(self, _: Any) -> None:
+        """PROTO and FRAME change nothing."""
+
+    # Tuples of the values since a mark, or of the last ones.
+
+    def _mark(self, _: None) -> None:
+        self.marked.append(self.stack)
+        self.stack = []
+
+    def _join_since_mark(self, _: None) -> None:
+        joined = tuple(self._since_mark())
+        self.stack.append(joined)
+
+    def _join_one(self, _: None) -> None:
+        self.stack.append((self.stack.pop(),))
+
+    def _join_two(self, _: None) -> None:
+        second = self.stack.pop()
+        self.stack.append((self.stack.pop(), second))
+
+    def _join_three(self, _: None) -> None:
+        third = self.stack.pop()
+        second = self.stack.pop()
+        self.stack.append((self.stack.pop(), second, third))
+
+    # Names of functions and classes, none of which is imported.
+
+    def _name(self, module_and_name: str) -> None:
+        module, name = module_and_name.split(" ", 1)
+        self.stack.append(kind(module, name))
+
+    def _name_on_stack(self, _: None) -> None:
+        name = self.stack.pop()
+        module = self.stack.pop()
+        self.stack.append(kind(module, name))
+
+    # Calls and states, which are only recorded.
+
+    def _call(self, _: None) -> None:
+        self._record(self.stack.pop())
+
+    def _call_with_keywords(self, _: None) -> None:
+        self.stack.pop()  # keyword arguments
+        self._record(self.stack.pop())
+
+    def _set_state(self, _: None) -> None:
+        state = self.stack.pop()
+        self._target(PickledObject).state = state
+
+    # Entries of dicts and lists.
+
+    def _set_item(self, _: None) -> None:
+        self._set_items([self.stack.pop(-2), self.stack.pop()])  # key, value
+
+    def _set_items_since_mark(self, _: None) -> None:
+        self._set_items(self._since_mark())
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self._target(dict, PickledObject)
+        items = target.items if isinstance(target, PickledObject) else target
+        self.skipped_keys += _set_items(items, values)
+
+    def _append(self, _: None) -> None:
+        self._extend([self.stack.pop()])
+
+    def _extend_since_mark(self, _: None) -> None:
+        self._extend(self._since_mark())
+
+    def _extend(self, values: list[Any]) -> None:
+        target = self._target(list, PickledObject)
+        if isinstance(target, list):
+            target.extend(values)
+
+    def _refer_on_stack(self, _: None) -> None:
+        self._refer(self.stack.pop())
 
     def _since_mark(self) -> list[Any]:
         """Take off the values since the last mark, and return them."""
@@ -253,6 +296,74 @@ class PickleReader:
         if not isinstance(target, kinds):
             raise ValueError("its pickle adds items or state to a value that has none")
         return target
+
+
+Method = Callable[[PickleReader, Any], None]  # takes the opcode's argument, None without one
+# The method of each opcode that checkpoints need, by its name in pickletools.
+METHODS: dict[str, Method] = {
+    "BININT": PickleReader._push,
+    "BININT1": PickleReader._push,
+    "BININT2": PickleReader._push,
+    "LONG1": PickleReader._push,
+    "BINFLOAT": PickleReader._push,
+    "BINUNICODE": PickleReader._push,
+    "SHORT_BINUNICODE": PickleReader._push,
+    "BINSTRING": PickleReader._push,
+    "SHORT_BINSTRING": PickleReader._push,
+    "BINBYTES": PickleReader._push,
+    "SHORT_BINBYTES": PickleReader._push,
+    "NONE": PickleReader._push_none,
+    "NEWTRUE": PickleReader._push_true,
+    "NEWFALSE": PickleReader._push_false,
+    "EMPTY_DICT": PickleReader._push_dict,
+    "EMPTY_LIST": PickleReader._push_list,
+    "EMPTY_SET": PickleReader._push_list,
+    "EMPTY_TUPLE": PickleReader._push_empty_tuple,
+    "MEMOIZE": PickleReader._memoize,
+    "BINPUT": PickleReader._memoize_as,
+    "LONG_BINPUT": PickleReader._memoize_as,
+    "BINGET": PickleReader._push_memoized,
+    "LONG_BINGET": PickleReader._push_memoized,
+    "PROTO": PickleReader._pass,
+    "FRAME": PickleReader._pass,
+    "MARK": PickleReader._mark,
+    "TUPLE": PickleReader._join_since_mark,
+    "TUPLE1": PickleReader._join_one,
+    "TUPLE2": PickleReader._join_two,
+    "TUPLE3": PickleReader._join_three,
+    "GLOBAL": PickleReader._name,
+    "STACK_GLOBAL": PickleReader._name_on_stack,
+    "NEWOBJ": PickleReader._call,
+    "REDUCE": PickleReader._call,
+    "NEWOBJ_EX": PickleReader._call_with_keywords,
+    "BUILD": PickleReader._set_state,
+    "SETITEM": PickleReader._set_item,
+    "SETITEMS": PickleReader._set_items_since_mark,
+    "APPEND": PickleReader._append,
+    "APPENDS": PickleReader._extend_since_mark,
+    "ADDITEMS": PickleReader._extend_since_mark,
+    "BINPERSID": PickleReader._refer_on_stack,
+}
+STOP = b"."
+
+
+def _refusing(name: str) -> Method:
+    """Return the method of an opcode that is not in METHODS."""
+
+    def refuse(_: PickleReader, __: Any) -> None:
+        raise ValueError(f"its pickle has an opcode {name}, which no checkpoint needs")
+
+    return refuse
+
+
+# How to read the argument, None without one, and the method, by the byte in the pickle.
+OPCODES: dict[bytes, tuple[Callable[[Any], Any] | None, Method]] = {
+    opcode.code.encode("latin-1"): (
+        opcode.arg.reader if opcode.arg else None,
+        METHODS.get(opcode.name, _refusing(opcode.name)),
+    )
+    for opcode in pickletools.opcodes
+}
 
 
 def _set_items(target: dict[Any, Any], values: list[Any]) -> int:
