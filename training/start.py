@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models import build_model
-from models.build import check_shapes
+from models.build import check_shapes, require_fitting_rows
 from models.detector import Detector, count_detecting, count_parameters
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
@@ -40,22 +40,23 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
             f"--cfg {printable(cfg)}: give a checkpoint with --weights, and a model table with "
             "--cfg"
         )
-    model: Detector | None = None
+    table: dict[str, Any] | None = None
     if cfg:
-        table, scale = load_model_table(cfg)
-        model = check_shapes(resolve(table, scale, num_classes=1))
+        given, scale = load_model_table(cfg)
+        table = resolve(given, scale, num_classes=1)
+        require_fitting_rows(table)
     if not weights:
         return
 
     path = Path(weights)
     if download and source_of_missing(weights):
         if torchvision_file(path.name):  # which only starts a backbone
-            if model is None:
+            if table is None:
                 raise no_detector(path)
-            require_backbone(model, path)
+            require_backbone(check_shapes(table), path)
         return
-    if _load_weights(path, backbone=model is not None) is None and model:
-        read_network(path, require_backbone(model, path))
+    if _load_weights(path, backbone=table is not None) is None and table:
+        read_network(path, require_backbone(check_shapes(table), path))
 
 
 def _load_weights(path: Path, *, backbone: bool) -> tuple[Detector, dict[str, Any]] | None:
