@@ -1,11 +1,16 @@
 """benchmarks/accuracy.py: one whole run of it, beside a program that writes results.csv."""
 
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
+from typing import IO
 
 import pytest
 
 from benchmarks import accuracy
+from benchmarks.trainings import run
+from tests.support.launching import ForkedProcess, forked_script
 from utils.images.opencv import cv2
 
 PEER = """
@@ -31,11 +36,24 @@ def peer(tmp_path):
 
 @pytest.mark.slow
 def test_whole_benchmark(peer, tmp_path, tiny_data, micro_model, monkeypatch, capsys):
-    """Our training and a peer's: a table, a picture, and best.pt measured by val.py."""
+    """Our training and a peer's: a table, a picture, and best.pt measured by val.py.
+
+    The processes of train.py and val.py are forked.
+    """
+    really_start = run.start
+
+    def start(
+        command: Sequence[str], output: IO[str], threads: int
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        if str(tmp_path / "peer.py") in command:
+            return really_start(command, output, threads)
+        return forked_script(command, tmp_path / "processes")
+
     words = ["--data", str(tiny_data), "--models", micro_model, "--out", str(tmp_path / "out")]
     words += ["--seeds", "0", "--recipe", "auto=", "--peer", f"Peer={peer}", "--threads", "1"]
     ours = f"--img 64 --epochs 2 --batch 4 --device cpu --workers 0 --cache-dir {tmp_path}".split()
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words, "--", *ours])
+    monkeypatch.setattr(run, "start", start)
     accuracy.main()
     table = (tmp_path / "out" / "report.md").read_text()
     assert table.strip() in capsys.readouterr().out

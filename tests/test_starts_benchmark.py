@@ -4,15 +4,17 @@ import argparse
 import doctest
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks import report, starts
 from benchmarks.starts import Planned, Start
-from benchmarks.trainings import pace
+from benchmarks.trainings import pace, run
 from benchmarks.trainings.pace import Pace
 from benchmarks.trainings.run import Outcome, Training
+from tests.support.launching import ForkedProcess, forked_script
 from utils.images.opencv import cv2
 from utils.terminal import FaultError
 
@@ -210,10 +212,16 @@ def test_training_that_fails_does_not_stop_the_others(tmp_path, tiny_data, monke
 
 
 @pytest.mark.slow
-def test_whole_benchmark(tmp_path, tiny_data, micro_model, capsys):
-    """A trial and a training of two starts, the second one from the weights of another run."""
+def test_whole_benchmark(tmp_path, tiny_data, micro_model, monkeypatch, capsys):
+    """A trial, a training of as few epochs as fit, and val.py, which are forked."""
+
+    def start(command: Sequence[str], *_: object) -> ForkedProcess:
+        return forked_script(command, tmp_path / "processes")
+
+    monkeypatch.setattr(pace, "start", start)
+    monkeypatch.setattr(run, "start", start)
     flags = f"--device cpu --workers 0 --cache-dir {tmp_path} --batch 8"
-    words = ["--data", str(tiny_data), "--minutes", "0.1", "--img", "64", "--threads", "1"]
+    words = ["--data", str(tiny_data), "--minutes", "0.01", "--img", "64", "--threads", "1"]
     words += ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "starts.md")]
     words += ["--start", f"micro={micro_model}", "--", *flags.split()]
     starts.main(words)
@@ -221,7 +229,7 @@ def test_whole_benchmark(tmp_path, tiny_data, micro_model, capsys):
     assert "micro on tiny: " in printed
     table = (tmp_path / "starts.md").read_text()
     assert table.strip() in printed
-    assert "Best start at 0.1 minutes: micro, AP " in table
+    assert "Best start at 0.01 minutes: micro, AP " in table
     drawn = cv2.imread(str(tmp_path / "starts.png"))
     assert drawn is not None
     assert drawn.std() > 5

@@ -2,6 +2,7 @@
 reason to fail.
 """
 
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -537,6 +538,8 @@ def growth_over_epochs(folder: Path) -> list[int]:
     workers.
     """
     torch.set_num_threads(1)
+    # Workers start as the user's do. Started as this process was, they would import for seconds.
+    multiprocessing.set_start_method(None, force=True)
     labels = write_data(folder)
     images, _ = open_train_images(labels, "ram")
     loader = train_loader(labels, images=images, workers=2, image_size=2 * SIDE)

@@ -1,6 +1,7 @@
 """A small checkpoint with detections, and its exported files, each written once per test run."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,13 @@ class Exports:
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         unfinished.mkdir(exist_ok=True)  # of an export that failed
         weights = save_checkpoint(unfinished / "m.pt", self.detector)
-        export.run_script(["--weights", str(weights), "--include", *names, *flags])
+        tracing: AbstractContextManager[object] = nullcontext()
+        if flags == DYNAMIC and names != ["torchscript"]:
+            # With free dimensions the keys of this cache of torch take longer than what it saves in
+            # a small graph.
+            tracing = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+        with tracing:
+            export.run_script(["--weights", str(weights), "--include", *names, *flags])
         unfinished.rename(folder)
 
 

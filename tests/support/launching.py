@@ -346,6 +346,25 @@ class ForkedProcess:
         os.kill(self.pid, number)
 
 
+def forked_script(command: Sequence[str], folder: Path) -> ForkedProcess:
+    """Start `python SCRIPT ARGUMENTS...`, of train.py or val.py, in a forked process with a session
+    of its own; its output is in the files stdout and stderr of `folder`.
+    """
+    python, script, *words = command
+    assert python == sys.executable
+    assert Path(script) in (ROOT / "train.py", ROOT / "val.py")
+    folder.mkdir(parents=True, exist_ok=True)
+    process = fork_server().Process(target=_run_script, args=(Path(script).stem, words, folder))
+    process.start()
+    return ForkedProcess(process)
+
+
+def _run_script(script: str, words: list[str], folder: Path) -> None:
+    os.setsid()
+    prepare_forked({}, folder)
+    run(script, words)
+
+
 @contextmanager
 def forked_launcher(
     words: Sequence[str],
