@@ -3,6 +3,7 @@ each head.
 """
 
 import doctest
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps import operations
 from benchmarks.timed_steps import Setting
-from tests.test_host_waits import TABLES
+
+TABLES = Path(__file__).parent / "tables"
 
 
 def test_operations_doctests_pass():

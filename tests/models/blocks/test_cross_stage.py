@@ -8,7 +8,7 @@ from models.blocks.convolutions import Conv, LinearConv
 from models.blocks.cross_stage import C2PSA, Bottleneck, C2f, C3k, C3k2, WideBottleneck
 from models.blocks.resizing import SPPF
 from tests.models.blocks.test_blocks import randomize_statistics
-from tests.models.test_published_models import checked
+from tests.models.test_published_models import measured
 
 # Parameters of the rows that have any: the backbone's and the neck's.
 BACKBONE = {
@@ -60,7 +60,7 @@ def assert_equal(block: nn.Module, x: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("name", BACKBONE)
 def test_parameter_counts_per_row_equal_published_values(name):
-    counts = [line.parameters for line in checked(name).info()[:-1]]
+    counts = measured(name).per_row[:-1]
     assert [count for count in counts if count] == [
         int(n) for n in f"{BACKBONE[name]} {NECK[name]}".split()
     ]

@@ -14,7 +14,7 @@ from models.heads.distance import DistanceHead, DualDistanceHead, sides_of
 from models.heads.point_distance import boxes_around
 from models.weights.transfer import transfer
 from tests.models.test_detector import randomize_statistics
-from tests.models.test_published_models import checked
+from tests.models.test_published_models import measured, with_auxiliary
 
 # Parameters of published heads for 80 classes; those with bins count the 16 numbers that the bins
 # stand for.
@@ -181,13 +181,12 @@ def test_half_precision_maps_are_decoded_in_single_precision():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_of_heads_equal_published_values(name):
-    head = checked(name).head
-    assert count_parameters(head) == PUBLISHED[name]
+    assert measured(name).of_head == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ONE_BRANCH_PAIR)
 def test_branch_pairs_of_dual_heads_are_of_equal_size(name):
-    head = checked(name).head
+    head = with_auxiliary(name).head
     counts = [count_parameters(part) for part in (head.branches, head.one_to_one)]
     assert counts == [ONE_BRANCH_PAIR[name]] * 2
 
