@@ -84,13 +84,13 @@ RECIPES = {
     "rtmdet": Recipe(60, 0.02),
     "yolo26": Recipe(60, 0.01),
     "yolov3-tiny": Recipe(60, 0.02),
-    "yolov3": Recipe(70, 0.02),
+    "yolov3": Recipe(62, 0.02),
     "yolov5": Recipe(75, 0.02),
     "yolov9-c": Recipe(36, 0.01),
-    "yolov9": Recipe(46, 0.01),
+    "yolov9": Recipe(60, 0.01),
     "yolox-separable": Recipe(90, 0.01, box_gain=3.0),
     "yolox": Recipe(90, 0.005),
-    "": Recipe(35, 0.01),
+    "": Recipe(24, 0.01),
 }
 # Tables in models/ whose rows occur in others: the benchmark of full sizes alone trains them.
 LEFT_OUT = {
