@@ -6,12 +6,13 @@ import gc
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -488,41 +489,82 @@ def test_pickled_samples_are_small() -> None:
 
 PROGRAM = """
 import multiprocessing
+import os
+import signal
 import sys
 from pathlib import Path
 from tests.data.test_loader import train_loader, write_data
 
-def main(ending):
-    loader = train_loader(write_data(Path(sys.argv[1])), workers=2)
+def main(folder, ending):
+    loader = train_loader(write_data(Path(folder)), workers=2)
     batches = iter(loader)
     next(batches), next(batches)  # one from each
-    print(*[worker.pid for worker in loader._loader._iterator._workers], flush=True)
+    workers = loader._loader._iterator._workers
+    print(os.getpid(), *[worker.pid for worker in workers], flush=True)
     if ending == "raise":
         raise RuntimeError("something else")
     if ending == "wait":
-        sys.stdin.read()
+        signal.pause()
     return batches
 
-multiprocessing.set_start_method(sys.argv[3])
-kept = main(sys.argv[2])
+# Each program is a fork of this one, which ends as Python ends. A process of multiprocessing
+# would end by os._exit().
+for line in sys.stdin:
+    folder, ending, method = line.rstrip().split("\t")
+    pid = os.fork()
+    if not pid:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+
+os.setsid()
+multiprocessing.set_start_method(method)
+multiprocessing.set_forkserver_preload(["tests.data.test_loader"])
+kept = main(folder, ending)
 """
 
 
-def start_program(
-    folder: Path, ending: str, method: str = "fork"
-) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a program with two workers; return it and the process ids of the workers."""
+class Programs:
+    """Programs with two workers, one after another."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def start(self, folder: Path, ending: str, method: str = "fork") -> list[int]:
+        """Start a program; return its process id and those of its workers."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{folder}\t{ending}\t{method}\n")
+        self.process.stdin.flush()
+        numbers = self._numbers()
+        self.program = numbers[0]
+        return numbers
+
+    def wait(self) -> int:
+        """Wait until the program has ended; return its exit code. One that still runs after 30 s is
+        killed.
+        """
+        assert self.process.stdout is not None
+        is_ended, _, _ = select.select([self.process.stdout], [], [], 30)
+        if not is_ended:
+            os.kill(self.program, signal.SIGKILL)
+        [code] = self._numbers()
+        return code
+
+    def _numbers(self) -> list[int]:
+        assert self.process.stdout is not None
+        return [int(word) for word in self.process.stdout.readline().split()]
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     root = Path(__file__).parents[2]
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), ending, method],
-        cwd=root,
-        text=True,
-        start_new_session=True,
-        **pipes,
-    )
-    assert program.stdout is not None
-    return program, [int(pid) for pid in program.stdout.readline().split()]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], cwd=root, text=True, start_new_session=True, **pipes
+    ) as process:
+        yield Programs(process)
+        process.kill()
 
 
 def is_running(pid: int) -> bool:
@@ -546,26 +588,29 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
 @linux_only
 @pytest.mark.parametrize("ending", ["raise", "return"])
-def test_program_with_active_workers_exits(tmp_path: Path, ending: str) -> None:
-    program, workers = start_program(tmp_path, ending)
+def test_program_with_active_workers_exits(tmp_path: Path, programs: Programs, ending: str) -> None:
+    _, *workers = programs.start(tmp_path, ending)
     assert len(workers) == 2
-    assert program.wait(30) == (1 if ending == "raise" else 0)
+    assert programs.wait() == (1 if ending == "raise" else 0)
     assert wait_for_end(workers, 5)
 
 
 @pytest.mark.slow
 @linux_only
 @pytest.mark.parametrize("method", ["fork", "forkserver"])  # Python 3.14's default is the latter
-def test_workers_ignore_signals_but_exit_with_parent(tmp_path: Path, method: str) -> None:
-    program, workers = start_program(tmp_path, "wait", method)
+def test_workers_ignore_signals_but_exit_with_parent(
+    tmp_path: Path, programs: Programs, method: str
+) -> None:
+    program, *workers = programs.start(tmp_path, "wait", method)
+    assert len(workers) == 2
     for pid in workers:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGHUP)
     time.sleep(0.3)
     assert all(map(is_running, workers))
-    program.kill()
-    program.wait(10)
+    os.kill(program, signal.SIGKILL)
+    assert programs.wait() == -signal.SIGKILL
     assert wait_for_end(workers, 5)
 
 

@@ -290,7 +290,7 @@ class ScenarioSetup:
         It uses float64, because in so small a run the rounding errors of float32 grow a hundredfold
         per epoch.
         """
-        flags = "--epochs 60 --optimizer AdamW --noval --amp fp32"
+        flags = "--epochs 30 --optimizer AdamW --noval --amp fp32"
         before = self.in_one_process("before", *flags.split())
         weights = f"{before.folder}/runs/train/exp/weights/best.pt"
         return f"--weights {weights} --amp fp64 --epochs 3".split()

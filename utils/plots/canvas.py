@@ -117,18 +117,17 @@ def picture(
     height: float,
     layout: Literal["constrained"] | None = "constrained",
 ) -> Iterator[Figure]:
-    """Yield a figure of the given size in inches, written to path if the block raises no error.
+    """Yield a figure of the given size in inches, written as PNG if the block raises no error.
 
     layout: "constrained" finds room for all labels; with None the block places the axes.
     """
     path = Path(path)
     with matplotlib.rc_context(_style()):
         figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout=layout)
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         yield figure
         content = io.BytesIO()
-        file_format = path.suffix[1:] or "png"
-        figure.savefig(content, format=file_format)
+        canvas.print_png(content)  # savefig draws twice if there is a layout
     write_atomically(path, content.getvalue())
 
 

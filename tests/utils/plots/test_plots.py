@@ -42,7 +42,7 @@ def read(path, width=300, height=200):
     assert image is not None, f"{path.name} cannot be decoded"
     assert image.shape[0] >= height
     assert image.shape[1] >= width
-    assert image.std() > 1, f"{path.name} is blank"
+    assert cv2.meanStdDev(image)[1].max() > 1, f"{path.name} is blank"
     assert not list(path.parent.glob("*.tmp.*")), "a temporary file is left"
     return image
 
@@ -69,19 +69,15 @@ def write_results(path, epochs, header=HEADER):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epochs", [0, 1, 2, 300])
-def test_results_plot_of_any_number_of_epochs(tmp_path, epochs):
-    results.plot_results(write_results(tmp_path / "results.csv", epochs), tmp_path / "results.png")
-    read(tmp_path / "results.png", 1000, 600)
-
-
-@pytest.mark.slow
 def test_results_plot_of_more_epochs_is_fuller(tmp_path):
-    results.plot_results(write_results(tmp_path / "none.csv", 0), tmp_path / "none.png")
-    results.plot_results(write_results(tmp_path / "some.csv", 30), tmp_path / "some.png")
-    assert drawn_fraction(read(tmp_path / "some.png")) > 2 * drawn_fraction(
-        read(tmp_path / "none.png")
-    )
+    fractions = []
+    for epochs in (0, 1, 300):
+        picture = tmp_path / f"{epochs}.png"
+        results.plot_results(write_results(tmp_path / f"{epochs}.csv", epochs), picture)
+        fractions.append(drawn_fraction(read(picture, 1000, 600)))
+    none, one, many = fractions
+    assert many > one > none
+    assert many > 2 * none
 
 
 def test_results_plot_treats_invalid_cells_as_missing(tmp_path):
@@ -148,7 +144,6 @@ def test_labels_plot_writes_counts_as_plain_numbers(tmp_path, monkeypatch):
 
     def draw_and_read(axes, *arguments):
         real(axes, *arguments)
-        axes.figure.canvas.draw()
         ticks.extend(label.get_text() for label in axes.figure.axes[0].get_yticklabels())
 
     monkeypatch.setattr(labels, "_draw_boxes", draw_and_read)
@@ -204,7 +199,7 @@ def batch(count, side=64):
 
 
 @pytest.mark.parametrize(
-    ("count", "suffix"), [(0, ".jpg"), (1, ".png"), (3, ".jpg"), (16, ".png"), (40, ".jpg")]
+    ("count", "suffix"), [(0, ".jpg"), (1, ".png"), (3, ".jpg"), (16, ".jpg"), (40, ".jpg")]
 )
 def test_batch_plot_of_any_number_of_images(tmp_path, count, suffix):
     images, targets = batch(count)
@@ -299,7 +294,7 @@ def curves(count, points=1000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 1, 12, 1000])
+@pytest.mark.parametrize("count", [0, 12, 1000])
 def test_curve_plots_of_any_number_of_classes(tmp_path, count):
     operating.plot_curves(*curves(count), names_of(count), tmp_path, 0.3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -311,14 +306,14 @@ def test_curve_plots_of_any_number_of_classes(tmp_path, count):
 
 @pytest.mark.slow
 def test_curve_plots_skip_classes_without_ground_truth(tmp_path):
-    data = curves(3)
+    data = curves(2)
     for rows in (*data[1:4], data[5]):
         rows[1] = np.nan
-    operating.plot_curves(*data, names_of(3), tmp_path, 0.3)
+    operating.plot_curves(*data, names_of(2), tmp_path, 0.3)
     with_gap = read(tmp_path / "PR_curve.png")
     for rows in (*data[1:4], data[5]):
         rows[:] = np.nan
-    operating.plot_curves(*data, names_of(3), tmp_path, float("nan"))
+    operating.plot_curves(*data, names_of(2), tmp_path, float("nan"))
     assert drawn_fraction(read(tmp_path / "PR_curve.png")) < drawn_fraction(with_gap) / 2
 
 
@@ -332,7 +327,7 @@ def test_curve_plots_without_data(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 1, 25, 26, 80, 1000])
+@pytest.mark.parametrize("count", [0, 1, 26, 1000])
 def test_confusion_plot_of_any_number_of_classes(tmp_path, count):
     matrix = np.random.default_rng(0).poisson(0.5, (count + 1, count + 1))
     matrix[np.arange(count), np.arange(count)] += 20_000
@@ -446,4 +441,6 @@ def test_confusion_plot_with_numbers_is_fast(tmp_path):
         confusion.plot_confusion(matrix, names_of(25), tmp_path / "a.png")
         return time.thread_time() - start
 
-    assert seconds(np.ones((26, 26))) < 6 * seconds(np.eye(26))
+    without_numbers = seconds(np.eye(26))
+    assert seconds(np.where(np.eye(26), 20_000, 1)) < 6 * without_numbers
+    read(tmp_path / "a.png", 600, 600)
