@@ -27,7 +27,6 @@ from data.sampler import TrainSampler
 from models import build_model
 from tests.support.launching import Job, forked, forked_script, small_run_flags, wait_until
 from tests.support.processes import write_hyp
-from tests.support.tiny_data import draw_tiny_data
 from tests.support.unfolded import batch_norm_not_folded
 from training import evaluation
 from training.checkpoints.manager import CheckpointManager
@@ -78,12 +77,13 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def two_epochs(micro_model: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A finished run of two epochs on the tiny data."""
+def two_epochs(
+    tiny_data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    """A finished run of two epochs."""
     parent = tmp_path_factory.mktemp("two_epochs")
-    data = draw_tiny_data(parent / "data")
     with redirect_stdout(StringIO()) as said:
-        _, folder = train_small(data, micro_model, parent, "--epochs", "2")
+        _, folder = train_small(tiny_data, micro_model, parent, "--epochs", "2")
     return Finished(folder, said.getvalue())
 
 
