@@ -55,10 +55,10 @@ SAME = [
 
 
 @pytest.fixture(scope="module")
-def weights(tiny_data, tiny_model, tmp_path_factory) -> Path:
+def weights(tiny_data, micro_model, tmp_path_factory) -> Path:
     """A checkpoint with random weights: it detects much, anywhere."""
     torch.manual_seed(0)
-    model = build_model(tiny_model, 3)
+    model = build_model(micro_model, 3)
     with torch.no_grad():
         for conv in model.head.m:
             conv.bias += 4.5  # else all scores would be near 0
@@ -325,7 +325,6 @@ def test_chosen_classes_agree_between_a_checkpoint_and_its_nms_file(exports, pho
         np.testing.assert_allclose(of_file, of_checkpoint, rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), TILES])
 def test_reached_limit_of_detections_is_said(run, photos, flags, capsys):
     few = ["--source", photos, "--conf", "0.1", "--nosave", "--save-csv", *flags]
@@ -616,7 +615,6 @@ def said_score(said: str) -> float:
     return float(shown)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -645,7 +643,6 @@ EXPORTED = [  # slow where no other test has exported the file
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ensemble", "o2o", "o2m", *EXPORTED])
 def test_every_kind_of_model_says_the_highest_score(run, photos, kind, exports, tmp_path, capsys):
     if kind in ("o2o", "o2m"):

@@ -9,6 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import cv2
@@ -21,7 +25,7 @@ import val
 from data import Loader
 from data.sampler import TrainSampler
 from models import build_model
-from tests.support.launching import forked
+from tests.support.launching import Job, forked, forked_script, small_run_flags, wait_until
 from tests.support.processes import write_hyp
 from tests.support.unfolded import batch_norm_not_folded
 from training import evaluation
@@ -47,43 +51,40 @@ def hyp(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+def train_small(
+    data: Path, cfg: str, folder: Path, *flags: str, name: str = "exp", pictures: bool = False
+) -> tuple[Evaluation, Path]:
+    """Train with small settings; returns (evaluation, run folder)."""
+    small = f"--cfg {cfg} --imgsz 96 --batch-size 4 --workers 0 --device cpu --amp fp32"
+    words = ["--data", str(data), *small.split(), *([] if pictures else ["--noplots"])]
+    words += ["--project", str(folder / "runs"), "--name", name]
+    words += ["--cache-dir", str(folder / "cache")]
+    return train.main(train.parse_args([*words, *flags])[0], CPU), folder / "runs" / name
+
+
 @pytest.fixture
 def start(tiny_data: Path, micro_model: str, tmp_path: Path):
-    """start("--epochs", "2", ...) trains with small settings; returns (evaluation, run folder)."""
+    """start("--epochs", "2", ...) trains as train_small does."""
+    return partial(train_small, tiny_data, micro_model, tmp_path)
 
-    def run(*flags: str, name: str = "exp", pictures: bool = False) -> tuple[Evaluation, Path]:
-        small = [
-            "--data",
-            str(tiny_data),
-            "--cfg",
-            micro_model,
-            "--imgsz",
-            "96",
-            "--batch-size",
-            "4",
-            "--workers",
-            "0",
-        ]
-        paths = [
-            "--project",
-            str(tmp_path / "runs"),
-            "--name",
-            name,
-            "--cache-dir",
-            str(tmp_path / "cache"),
-        ]
-        defaults = [
-            "--device",
-            "cpu",
-            "--amp",
-            "fp32",
-            *small,
-            *paths,
-            *([] if pictures else ["--noplots"]),
-        ]
-        return train.main(train.parse_args([*defaults, *flags])[0], CPU), tmp_path / "runs" / name
 
-    return run
+@dataclass
+class Finished:
+    """A run without further flags, for tests that only read it."""
+
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def two_epochs(
+    tiny_data: Path, micro_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    """A finished run of two epochs."""
+    parent = tmp_path_factory.mktemp("two_epochs")
+    with redirect_stdout(StringIO()) as said:
+        _, folder = train_small(tiny_data, micro_model, parent, "--epochs", "2")
+    return Finished(folder, said.getvalue())
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -108,21 +109,9 @@ def same(first: object, second: object) -> bool:
 
 @pytest.mark.trains
 @pytest.mark.slow
-def test_training_overfits_eight_images(start, hyp, tiny_model):
-    result, folder = start(
-        "--cfg",
-        tiny_model,
-        "--epochs",
-        "90",
-        "--imgsz",
-        "64",
-        "--optimizer",
-        "AdamW",
-        "--hyp",
-        hyp,
-        "--noval",
-        "--nosave",
-    )
+def test_training_overfits_eight_images(start, hyp):
+    flags = "--epochs 90 --batch-size 8 --imgsz 64 --optimizer AdamW --noval --nosave"
+    result, folder = start(*flags.split(), "--hyp", hyp)
     # Where a training ends depends on rounding: AP50 is 1 or a little less, the losses are a tenth.
     rows = rows_of(folder)
     assert len(rows) == 90
@@ -132,8 +121,8 @@ def test_training_overfits_eight_images(start, hyp, tiny_model):
     assert result.coco.stats["AP50"] > 0.5
 
 
-def test_run_folder_contains_documented_files(start):
-    _, folder = start("--epochs", "2")
+def test_run_folder_contains_documented_files(two_epochs):
+    folder = two_epochs.folder
     assert {p.name for p in folder.iterdir()} >= {
         "args.yaml",
         "hyp.yaml",
@@ -177,8 +166,8 @@ def test_plots_are_drawn(start):
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_same_seed_gives_same_bits(start):
-    _, first = start("--epochs", "2", name="a")
+def test_same_seed_gives_same_bits(start, two_epochs):
+    first = two_epochs.folder
     _, second = start("--epochs", "2", name="b")
     _, other = start("--epochs", "2", "--seed", "1", name="c")
     states = [checkpoint_file.load(f / "weights" / "last.pt") for f in (first, second, other)]
@@ -190,7 +179,7 @@ def test_same_seed_gives_same_bits(start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--image-weights"]], ids=" ".join)
-def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
+def test_number_of_workers_does_not_change_results(start, two_epochs, monkeypatch, flags):
     """Workers begin the next epoch during the validation, unless its images depend on that."""
     begun = []
     real = Loader.begin
@@ -201,11 +190,15 @@ def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
         real(loader)
 
     monkeypatch.setattr(Loader, "begin", begin)
-    _, without_workers = start("--epochs", "2", *flags, name="a")
+    without_workers = two_epochs.folder
+    if flags:
+        _, without_workers = start("--epochs", "2", *flags, name="a")
     begun.clear()
     _, with_workers = start("--epochs", "2", "--workers", "2", *flags, name="b")
     assert begun == ([] if flags else [1])
-    assert without_time(without_workers) == without_time(with_workers)
+    rows = without_time(with_workers)
+    assert rows == without_time(without_workers)
+    assert [row["epoch"] for row in rows] == ["1", "2"]
 
 
 @pytest.mark.slow
@@ -215,7 +208,7 @@ def test_number_of_workers_does_not_change_results(start, monkeypatch, flags):
 )
 def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, flags):
     """With the image size and the tiles of the training."""
-    result, folder = start("--epochs", "3", "--optimizer", "SGD", *flags)
+    result, folder = start("--epochs", "2", "--optimizer", "SGD", *flags)
     saved = checkpoint_file.load(folder / "weights" / "best.pt")
     assert saved["names"] == ["disc", "square", "bar"]
     assert "optimizer" not in saved
@@ -243,34 +236,27 @@ def test_val_of_best_checkpoint_reproduces_training_metrics(start, tmp_path, fla
         assert np.array_equal(getattr(measured.detections, column), values), column
 
 
-def test_fine_tuning_copies_weights(start, capsys):
-    _, folder = start("--epochs", "1", name="first")
-    start(
-        "--epochs",
-        "1",
-        "--weights",
-        str(folder / "weights" / "best.pt"),
-        "--cfg",
-        "",
-        name="second",
-    )
+def test_fine_tuning_copies_weights(start, two_epochs, capsys):
+    best = two_epochs.folder / "weights" / "best.pt"
+    start("--epochs", "1", "--weights", str(best), "--cfg", "")
     assert re.search(
         r"(\d+) of (\d+) tensors and 3 of 3 classes copied from", capsys.readouterr().out
     )
 
 
 @pytest.mark.slow
-def test_flags_that_the_recipe_names_give_the_same_bits(start, capsys):
-    _, chosen = start("--epochs", "2", name="auto")
-    line = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe for ")
-    )
+def test_flags_that_the_recipe_names_give_the_same_bits(start, two_epochs, capsys):
+    lines = two_epochs.said.splitlines()
+    line = next(line for line in lines if line.startswith("recipe for "))
     assert line.startswith("recipe for 8 images x 2 epochs, 3 classes, random weights: ")
     flags = re.search(r"(--optimizer \w+) (--hyp \S+)", line)
     assert flags
     _, given = start("--epochs", "2", *flags[1].split(), *flags[2].split(), name="given")
     assert "recipe for" not in capsys.readouterr().out
-    states = [checkpoint_file.load(folder / "weights" / "last.pt") for folder in (chosen, given)]
+    states = [
+        checkpoint_file.load(folder / "weights" / "last.pt")
+        for folder in (two_epochs.folder, given)
+    ]
     for part in ("model", "ema", "optimizer"):
         assert same(states[0][part], states[1][part])
 
@@ -301,7 +287,6 @@ def test_frozen_layers_keep_their_initial_bits(start, micro_model):
     "flags",
     [
         ["--rect"],
-        ["--image-weights"],
         ["--rect", "--image-weights"],
         ["--tile", "64", "--imgsz", "64", "--rect", "--image-weights", "--cache"],
         pytest.param(
@@ -331,25 +316,19 @@ def test_training_runs_with_flags(start, flags):
     assert all(float(row["train/box_loss"]) > 0 for row in rows)
 
 
-def test_patience_stops_training_early(start):
-    """Once two epochs are equally good."""
-    _, folder = start("--epochs", "30", "--patience", "1", "--fitness", ALL_EQUAL)
-    assert len(rows_of(folder)) == 2
-
-
 def test_nosave_saves_last_epoch_as_best_checkpoint(start, capsys):
-    _, folder = start("--epochs", "3", "--nosave", "--exist-ok")
+    _, folder = start("--epochs", "2", "--nosave", "--exist-ok")
     start(
-        "--epochs", "2", "--nosave", "--exist-ok"
-    )  # the folder has best.pt of the other run, from epoch 3
-    assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 2
+        "--epochs", "1", "--nosave", "--exist-ok"
+    )  # the folder has best.pt of the other run, from epoch 2
+    assert checkpoint_file.load(folder / "weights" / "best.pt")["epoch"] == 1
     *_, result, _, validate, detect, export = capsys.readouterr().out.splitlines()
-    assert "best.pt is from epoch 2:" in result
+    assert "best.pt is from epoch 1:" in result
     best = folder / "weights" / "best.pt"
     assert validate == f"    python val.py --weights {best}"
     assert detect == f"    python detect.py --weights {best} --source IMAGES"
     assert export == f"    python export.py --weights {best} --include onnx"
-    assert len(rows_of(folder)) == 2
+    assert len(rows_of(folder)) == 1
 
 
 # ---------------------------------------------------------------------- classes and their balance
@@ -454,8 +433,10 @@ def test_run_resumes_from_other_working_folder(start, tiny_data, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_early_stopped_run_trains_no_more_epochs_on_resume(start):
+def test_patience_stops_training_early_and_no_more_epochs_are_trained_on_resume(start):
+    """It stops once two epochs are equally good."""
     _, folder = start("--epochs", "30", "--patience", "1", "--fitness", ALL_EQUAL)
+    assert len(rows_of(folder)) == 2
     with pytest.raises(ValueError, match="its run is done after 2 epochs"):
         resume(folder)
     (folder / "metrics.json").unlink()  # as if it had been killed just before its end
@@ -464,60 +445,29 @@ def test_early_stopped_run_trains_no_more_epochs_on_resume(start):
     assert json.loads((folder / "metrics.json").read_text())["last"]["AP"] >= 0
 
 
-def test_resume_from_checkpoint_outside_its_run_is_refused(start, tmp_path):
-    _, folder = start("--epochs", "1")
-    last = (folder / "weights" / "last.pt").rename(tmp_path / "last.pt")
+def test_resume_from_checkpoint_outside_its_run_is_refused(two_epochs, tmp_path):
+    last = shutil.copy(two_epochs.folder / "weights" / "last.pt", tmp_path)
     with pytest.raises(ValueError, match="continues in the run's own folder"):
         train.main(train.parse_args(["--resume", str(last)])[0], CPU)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="a signal to a group of processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process")
 def test_ctrl_c_leaves_no_process_and_no_traceback(tiny_data, micro_model, tmp_path):
-    small = [
-        "--data",
-        str(tiny_data),
-        "--cfg",
-        micro_model,
-        "--imgsz",
-        "64",
-        "--batch-size",
-        "4",
-        "--noplots",
-    ]
-    paths = [
-        "--project",
-        str(tmp_path),
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        "--device",
-        "cpu",
-        "--noval",
-    ]
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        *small,
-        *paths,
-        "--workers",
-        "2",
-        "--epochs",
-        "100000",
-    ]
-    process = subprocess.Popen(
-        command, stdout=-1, stderr=-1, text=True, start_new_session=True, cwd=tmp_path
-    )
+    endless = small_run_flags(tiny_data, micro_model, tmp_path, "--noval", "--workers", "2")
+    command = [sys.executable, str(ROOT / "train.py"), *endless, "--epochs", "100000"]
+    job = Job(forked_script(command, tmp_path), tmp_path)
+    last = tmp_path / "exp" / "weights" / "last.pt"
     try:
-        while not (tmp_path / "exp" / "weights" / "last.pt").exists() and process.poll() is None:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        said, errors = process.communicate(timeout=300)
-        assert (process.returncode, errors) == (130, "interrupted\n")
-        assert said.endswith(f"continue with --resume {tmp_path}/exp/weights/last.pt\n")
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
+        wait_until(lambda: last.exists() or job.process.poll() is not None, 120, "last.pt")
+        assert len(job.running_pids()) >= 1 + 1  # a machine of few cores has fewer workers
+        os.killpg(job.process.pid, signal.SIGINT)
+        assert job.end(60) == 130
+        assert job.err == "interrupted\n"
+        assert job.out.endswith(f"continue with --resume {last}\n")
     finally:
-        process.kill()
+        for pid in job.running_pids():
+            os.kill(pid, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------- refusals
@@ -617,18 +567,8 @@ def test_roboflow_export_trains_and_validates(start, tiny_data, tmp_path, capsys
     note = f"{file}: ../train/images, ../valid/images not found: used without ../ in {export}\n"
     assert capsys.readouterr().out.count(note) == 1
     best = str(folder / "weights" / "best.pt")
-    flags = [
-        "--weights",
-        best,
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--project",
-        str(tmp_path / "val"),
-        "--imgsz",
-        "64",
-    ]
+    flags = ["--weights", best, "--project", str(tmp_path / "val")]
+    flags += ["--device", "cpu", "--workers", "0", "--imgsz", "64"]
     val.main(val.parse_args(flags)[0], CPU)
     assert capsys.readouterr().out.count(note) == 1
 

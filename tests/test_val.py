@@ -6,6 +6,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,32 +61,22 @@ def loader(tiny_data):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_data, tiny_model, tmp_path_factory):
+def trained(tiny_data, micro_model, tmp_path_factory):
     """The weights/best.pt of a short run."""
     folder = tmp_path_factory.mktemp("trained")
-    flags = [
-        "--data",
-        str(tiny_data),
-        "--cfg",
-        tiny_model,
-        "--imgsz",
-        "96",
-        "--batch-size",
-        "4",
-        "--epochs",
-        "3",
-    ]
-    paths = [
-        "--project",
-        str(folder),
-        "--cache-dir",
-        str(folder / "cache"),
-        "--workers",
-        "0",
-        "--noplots",
-    ]
-    train.main(train.parse_args(["--device", "cpu", "--amp", "fp32", *flags, *paths])[0], CPU)
+    words = "--imgsz 96 --batch-size 4 --epochs 3 --workers 0 --noplots --device cpu --amp fp32"
+    paths = ["--project", str(folder), "--cache-dir", str(folder / "cache")]
+    given = ["--data", str(tiny_data), "--cfg", micro_model, *words.split(), *paths]
+    train.main(train.parse_args(given)[0], CPU)
     return folder / "exp" / "weights" / "best.pt"
+
+
+def measure_in(parent, weights, *flags):
+    """Run val.py's main on the CPU; returns (evaluation, folder)."""
+    words = "--name v --exist-ok --device cpu --workers 0 --batch-size 4"
+    paths = ["--project", str(parent), "--cache-dir", str(parent / "cache")]
+    given = ["--weights", *map(str, weights), *words.split(), *paths]
+    return val.main(val.parse_args([*given, *flags])[0], CPU), parent / "v"
 
 
 @pytest.fixture
@@ -93,28 +84,19 @@ def measure(trained, tmp_path):
     """measure("--augment", ...) runs val.py's main on the trained checkpoint."""
 
     def run(*flags, weights=(trained,)):
-        paths = [
-            "--project",
-            str(tmp_path),
-            "--name",
-            "v",
-            "--exist-ok",
-            "--cache-dir",
-            str(tmp_path / "cache"),
-        ]
-        given = [
-            "--weights",
-            *map(str, weights),
-            "--device",
-            "cpu",
-            "--workers",
-            "0",
-            "--batch-size",
-            "4",
-        ]
-        return val.main(val.parse_args([*given, *paths, *flags])[0], CPU), tmp_path / "v"
+        return measure_in(tmp_path, weights, *flags)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def measured(trained, tmp_path_factory):
+    """The (evaluation, folder) of the trained checkpoint without further flags but those that write
+    files, for tests that only read it.
+    """
+    with mock.patch.object(val, "draw_results"):
+        flags = ["--save-json", "--save-txt", "--save-conf"]
+        return measure_in(tmp_path_factory.mktemp("measured"), [trained], *flags)
 
 
 @pytest.mark.slow
@@ -134,7 +116,7 @@ def test_fitness_is_that_of_the_checkpoint(measure, trained, tmp_path, capsys):
 
 
 @without_pictures
-def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
+def test_classes_are_matched_by_name(measure, measured, tiny_data, tmp_path):
     """A data set whose YAML lists the classes in another order gives the same numbers."""
     copy = tmp_path / "copy"
     shutil.copytree(tiny_data.parent, copy)
@@ -143,7 +125,7 @@ def test_classes_are_matched_by_name(measure, tiny_data, tmp_path):
         file.write_text("".join(f"{(int(kind) + 1) % 3} {box}\n" for kind, box in rows))
     yaml = copy / tiny_data.name
     yaml.write_text(re.sub("names: .*", "names: [bar, disc, square]", yaml.read_text()))
-    (own, _), (other, _) = measure(), measure("--data", str(yaml))
+    (own, _), (other, _) = measured, measure("--data", str(yaml))
 
     found = own.detections
     turned = replace(other.detections, class_ids=(other.detections.class_ids - 1) % 3)
@@ -217,9 +199,8 @@ def test_batch_size_does_not_change_detections(tiny_model, loader):
     np.testing.assert_allclose(sorted_rows(first), sorted_rows(second), rtol=0, atol=1e-3)
 
 
-@without_pictures
-def test_val_metrics_equal_pycocotools_on_saved_files(measure):
-    found, folder = measure("--save-json", "--save-txt", "--save-conf")
+def test_val_metrics_equal_pycocotools_on_saved_files(measured):
+    found, folder = measured
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -246,22 +227,28 @@ def test_val_metrics_equal_pycocotools_on_saved_files(measure):
 
 
 @without_pictures
-@pytest.mark.slow
-def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, trained):
-    alone, _ = measure()
+def test_ensemble_of_same_model_twice_keeps_its_metrics(measure, measured, trained):
+    alone, _ = measured
     twice, _ = measure(weights=(trained, trained))
     assert twice.coco.stats["AP"] == pytest.approx(alone.coco.stats["AP"], abs=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", [["--augment"], ["--task", "speed"], ["--single-cls"], ["--half", "--verbose"]]
+    ("flags", "drawn"),
+    [
+        (["--augment"], False),
+        (["--task", "speed"], False),
+        pytest.param(["--single-cls"], True, marks=pytest.mark.slow),
+        pytest.param(["--half", "--verbose"], True, marks=pytest.mark.slow),
+    ],
 )
-def test_val_runs_with_flags(measure, flags):
+def test_val_runs_with_flags(measure, monkeypatch, flags, drawn):
+    if not drawn:  # the same pictures as without the flags
+        monkeypatch.setattr(val, "draw_results", lambda *_: None)
     found, folder = measure(*flags)
     assert set(found.milliseconds) == {"load", "model", "postprocess"}
     assert min(found.milliseconds.values()) > 0
-    assert (folder / "PR_curve.png").exists()
+    assert (folder / "PR_curve.png").exists() == drawn
 
 
 @pytest.mark.parametrize(
@@ -295,7 +282,7 @@ def test_data_of_other_classes_are_refused(measure, tiny_data, tmp_path):
         measure("--data", str(other))
 
 
-@pytest.mark.slow
+@without_pictures
 def test_names_that_were_a_flag_of_the_training_are_asked_for(measure, tiny_data, tmp_path):
     for part in ("images", "labels"):  # without the YAML, classes have numbers only
         shutil.copytree(tiny_data.parent / part, tmp_path / "data" / part)
@@ -420,9 +407,9 @@ def test_single_cls_evaluates_multi_class_model_as_one_class(measure):
 
 
 @without_pictures
-def test_metrics_of_chosen_classes_are_those_of_all_classes(measure, tiny_data):
+def test_metrics_of_chosen_classes_are_those_of_all_classes(measure, measured):
     """The order is that of the data, whatever that of the flag."""
-    everything, _ = measure()
+    everything, _ = measured
     found, folder = measure("--classes", "bar", "0", "--save-json")
     of_class = everything.as_dict(["disc", "square", "bar"])["per_class"]
     chosen = found.as_dict(["disc", "bar"])
@@ -443,7 +430,6 @@ def test_metrics_of_chosen_classes_are_those_of_all_classes(measure, tiny_data):
     assert {each["category_id"] for each in predicted} <= {1, 3}
 
 
-@pytest.mark.slow
 @without_pictures
 def test_chosen_classes_can_be_evaluated_as_one(measure, trained, tmp_path):
     flags = ("--classes", "disc", "bar", "--single-cls")
@@ -482,10 +468,9 @@ def test_tiles_are_evaluated_over_whole_images(measure, capsys):
     }
 
 
-@pytest.mark.slow
 @without_pictures
-def test_tiles_larger_than_the_images_change_nothing(measure):
-    (plain, _), (tiled, _) = measure(), measure("--tile", "96", "--tile-whole")
+def test_tiles_larger_than_the_images_change_nothing(measure, measured):
+    (plain, _), (tiled, _) = measured, measure("--tile", "96", "--tile-whole")
     assert plain.coco.stats == tiled.coco.stats
     assert plain.detections.boxes_xywh.tobytes() == tiled.detections.boxes_xywh.tobytes()
 

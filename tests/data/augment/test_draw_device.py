@@ -586,7 +586,7 @@ def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(
     )
     draw = compile_or_fall_back(draw_packed, pytest.fail)
     pool, locate = pool_of(IMAGES)
-    batches = [pack(batch, locate) for batch in batches_with_every_number_of_mixed_samples(16)]
+    batches = [pack(batch, locate) for batch in batches_with_every_number_of_mixed_samples(8)]
     torch._dynamo.reset()
     try:
         for _ in range(2):

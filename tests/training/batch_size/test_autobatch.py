@@ -411,9 +411,9 @@ def training_step(
 
 
 @pytest.mark.slow
-def test_chosen_batch_fits_real_step_and_larger_batch_does_not(tiny_model, monkeypatch):
+def test_chosen_batch_fits_real_step_and_larger_batch_does_not(micro_model, monkeypatch):
     torch.manual_seed(0)
-    model = build_model(tiny_model, 3)
+    model = build_model(micro_model, 3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     step = training_step(model, SIDE)
     monkeypatch.setattr(autobatch, "CPU_BUDGET", 20 * MIB)
