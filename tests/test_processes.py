@@ -56,21 +56,21 @@ RUNS = {
     "fp32": "--epochs 8 --batch 4 --sync-bn --amp fp32 --noplots --nosave --noval "
     + STEP_EACH_BATCH,
     "accumulated": SHORT,
-    "Muon": SHORT + " --optimizer Muon",
-    "rect and image weights": SHORT.replace(" --noval", "") + " --rect --image-weights",
+    "Muon, rect and image weights": SHORT.replace(" --noval", "")
+    + " --optimizer Muon --rect --image-weights",
     "chosen, repeated and weighted": SHORT.replace(" --noval", "")
     + " --data FOUR TEN --data-weights 2.5 0.75 --repeat-factor 0.9 --class-weights auto "
     "--classes blue 2",
     "multi-scale and activations computed again": SHORT + " --multi-scale --checkpoint-activations",
-    "sharded": SHORT.replace("--sync-bn", "--shard"),
-    "backbone": SHORT + " --cfg BACKBONE",
-    "sharded backbone": SHORT.replace("--sync-bn", "--shard") + " --cfg BACKBONE",
+    "backbone": SHORT + " --cfg BACKBONE --data FOUR",
+    "sharded backbone": SHORT.replace("--sync-bn", "--shard") + " --cfg BACKBONE --data FOUR",
     "tiles": SHORT.replace(" --noval", "").replace("--epochs 2", "--epochs 1")
     + " --tile 40 --tile-overlap 0.3 --data FOUR",
     "the largest batch": SHORT.replace("--batch 4", "--batch -1") + " --data FOUR",
 }
 COUNTS = {"FOUR": 4, "TEN": 10}  # the images of data sets
-ALONE = {"sharded backbone": "backbone"}  # --shard changes nothing in one process: see "sharded"
+ALONE = {"sharded backbone": "backbone"}  # --shard changes nothing in one process: see SHARDED
+SHARDED = SHORT.replace("--sync-bn", "--shard")
 FAULTY_RUNS = {  # fault: the run of RUNS that it is compared with
     "rank-local normalization": "accumulated",
     "gradients not multiplied by the number of processes": "accumulated",
@@ -135,7 +135,8 @@ def alone(folder: Path, flags: Callable[[str], list[str]]) -> Callable[..., Path
         run_folder = folder / call / name
         if not run_folder.exists():
             paths = ["--project", str(run_folder.parent), "--name", name]
-            train.main(train.parse_args([*flags(RUNS[name]), *paths])[0], world)
+            words = RUNS.get(name, SHARDED)
+            train.main(train.parse_args([*flags(words), *paths])[0], world)
         return run_folder
 
     return run
@@ -146,6 +147,15 @@ def evaluations(yaml: str, flags: Callable[[str], list[str]]) -> dict[str, Plain
     """The arguments of `evaluates` for each name of EVALUATIONS."""
     model = {"yaml": yaml, "weights": flags("")[-1]}
     return {name: model | own for name, own in EVALUATIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def alone_evaluated(folder: Path, evaluations: dict[str, PlainDict]) -> dict[str, PlainDict]:
+    """The results of `evaluates` in this process for each name of EVALUATIONS."""
+    return {
+        name: evaluates(SINGLE_PROCESS, folder, name, **given)
+        for name, given in evaluations.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +192,7 @@ def two(
         fault = name if name in FAULTS else ""
         own = RUNS[run] if fault else RUNS[run].replace(" --sync-bn", "")
         works[name] = {"work": "trains", "flags": flags(own), "fault": fault}
-    saving = flags(RUNS["sharded"].replace("--nosave", "--save-period 1"))
+    saving = flags(SHARDED.replace("--nosave", "--save-period 1"))
     works["sharded, saved"] = {"work": "trains", "flags": saving}
     resume = ["--resume", str(folder / "2" / "sharded, saved" / "weights" / "epoch1.pt")]
     works["sharded, resumed"] = {
@@ -360,7 +370,7 @@ def test_two_processes_stop_early_at_the_same_epoch_as_one(folder, flags):
     """Both leave the training loop there: a rank that trained on would wait for the other until the
     time is up.
     """
-    words = flags("--epochs 20 --patience 1 --batch 6 --noplots --nosave")
+    words = flags("--epochs 20 --patience 1 --batch 4 --data FOUR --noplots --nosave")
     work = {"work": "trains", "flags": words, "fault": "fitness by rank"}
     found = launch(folder / "2 stop", 2, {"two": work}, seconds=60, dist_timeout=30)["two"]
     assert found[0] == found[1]
@@ -376,21 +386,16 @@ def test_two_processes_stop_early_at_the_same_epoch_as_one(folder, flags):
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_evaluation_in_every_process_matches_single_process(
-    request, folder, evaluations, size, name
-):
+def test_evaluation_in_every_process_matches_single_process(request, alone_evaluated, size, name):
     found = request.getfixturevalue({2: "two", 3: "three", 4: "four"}[size])[name]
-    expected = evaluates(SINGLE_PROCESS, folder, name, **evaluations[name])
+    expected = dict(alone_evaluated[name])
     assert sum(result.pop("batches") for result in found) == expected.pop("batches")
     for result in found:
         torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_evaluation_cases_match_their_names(folder, evaluations):
-    found = {
-        name: evaluates(SINGLE_PROCESS, folder, name, **given)
-        for name, given in evaluations.items()
-    }
+def test_evaluation_cases_match_their_names(alone_evaluated):
+    found = alone_evaluated
     assert {name: result["batches"] for name, result in found.items()} == {
         "12 images in 6 batches": 6,
         "7 images": 7,
@@ -405,8 +410,8 @@ def test_evaluation_cases_match_their_names(folder, evaluations):
     assert len(found["no labels"]["detections"]["scores"]) > 0
 
 
-def test_image_evaluated_twice_changes_metrics(folder, evaluations, three):
-    expected = evaluates(SINGLE_PROCESS, folder, "7 images", **evaluations["7 images"])
+def test_image_evaluated_twice_changes_metrics(alone_evaluated, three):
+    expected = alone_evaluated["7 images"]
     for result in three["twice"]:
         assert len(result["detections"]["scores"]) > len(expected["detections"]["scores"])
         assert abs(result["numbers"]["AP"] - expected["numbers"]["AP"]) > 1e-3

@@ -199,21 +199,11 @@ def attempt(table: str, tmp_path: Path) -> Callable[..., list[int]]:
     """attempt(name, at=instant): start a run of two epochs with two batches each, or resume it from
     its last checkpoint, and return its exit codes.
     """
-    data = draw_data(tmp_path / "data", 8)
+    data = draw_data(tmp_path / "data", 4)
 
     def one(name: str, at: str = "0 nowhere 1") -> list[int]:
-        words = small_run_flags(
-            data,
-            table,
-            tmp_path,
-            "--epochs",
-            "2",
-            "--name",
-            name,
-            "--exist-ok",
-            "--save-minutes",
-            "1e-9",
-        )
+        own = f"--epochs 2 --batch 2 --name {name} --exist-ok --save-minutes 1e-9"
+        words = small_run_flags(data, table, tmp_path, *own.split())
         last = tmp_path / name / "weights" / "last.pt"
         resume = ["--resume", str(last)] if last.exists() else []
         fault = {"KESTREL_FAULT": "tests.test_second_head:killed", "KESTREL_INSTANT": at}
