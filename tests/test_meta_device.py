@@ -402,6 +402,7 @@ def test_training_epoch_stays_on_device(
     assert epoch.state.progress.losses.sums.device == META
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "augmentation", [UPRIGHT, ALL_AUGMENTATIONS], ids=["upright", "everything"]
 )

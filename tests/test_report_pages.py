@@ -152,6 +152,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**reports, "compare": out}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_PAGES)
 def test_page_has_no_errors_and_requests_nothing(name, pages, chromium):
     """Also what is hostile is text: nothing of it runs, or becomes an element."""

@@ -228,6 +228,7 @@ def test_workers_import_no_modules_except_torch(
     assert len(epochs_of(train_loader(write_data(tmp_path), workers=1), 2)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [train_loader, weighted_loader])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_starting_mid_epoch_gives_the_remaining_batches(
@@ -754,6 +755,7 @@ def test_workers_whose_prepared_batches_fit_into_memory(
         assert line.endswith(f", not {instead}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("places", "workers"), [(6, 2), (4, 2), (3, 1), (2, 0)])
 def test_batches_do_not_depend_on_the_memory_for_the_ring_buffer(
     tmp_path: Path, places: int, workers: int

@@ -82,6 +82,7 @@ def test_channels_last_is_kept_and_gives_the_same_maps(nano):
         torch.testing.assert_close(raw, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "side"),

@@ -133,6 +133,7 @@ def assert_detections_close(
         assert one.class_ids.tolist() == other.class_ids.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["drawn_data", "odd_data"])
 @pytest.mark.parametrize("views", [TorchBackend, lambda model: AugmentedViews(TorchBackend(model))])
 def test_predictor_boxes_equal_those_of_val(request, model, data, views):

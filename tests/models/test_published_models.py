@@ -209,6 +209,7 @@ def test_parameters_and_gflops_equal_published_values(name):
         assert count_parameters(fused(name)) == when_fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_AUXILIARY)
 def test_counts_with_the_auxiliary_branch(name):
     total, gflops = WITH_AUXILIARY[name]

@@ -287,6 +287,7 @@ def unpickled(content: bytes) -> LoadedDetector:
     return pickle.loads(content)  # noqa: S301  # written by these tests
 
 
+@pytest.mark.slow
 def test_pickled_detector_loads_the_same_files_again(weights, images, monkeypatch, tmp_path):
     settings = {
         **LOW,

@@ -95,6 +95,7 @@ def layer_keys(layer: Backbone) -> set[str]:
     return set(layer.body.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_layers_after_the_last_level_are_left_out(name):
     """Every parameter gets a gradient: processes would wait for one that gets none."""

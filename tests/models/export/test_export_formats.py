@@ -128,6 +128,7 @@ def _anchor_free(monkeypatch):
     monkeypatch.setitem(HEADS, "AnchorFree", FAMILY)
 
 
+@pytest.mark.slow
 def test_every_layer_and_head_is_exported():
     """By the tests below, and Detect by test_exported_files.py."""
     tables = [table for table, _, _ in GRAPHS.values()]

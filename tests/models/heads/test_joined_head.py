@@ -162,6 +162,7 @@ def test_new_scores_begin_as_those_of_a_new_model(old):
     assert detect(old)[1].max() > 0.5
 
 
+@pytest.mark.slow
 def test_checkpoint_is_loaded_and_its_outputs_are_chosen(old, tmp_path):
     model = with_added_classes(old, 1)
     path = save_checkpoint(tmp_path / "m.pt", model, names=[*NAMES, "new"])

@@ -456,6 +456,7 @@ def test_wider_image_only_halves_the_l1_of_x(bins):
         assert wide["dfl"] == pytest.approx(square["dfl"], rel=1e-9)
 
 
+@pytest.mark.slow
 @each_head
 def test_distance_loss_never_syncs_with_device(bins):
     with FakeTensorMode(allow_non_fake_inputs=False):

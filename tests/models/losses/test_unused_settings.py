@@ -45,6 +45,7 @@ def test_every_head_is_tested():
     assert set(MODELS.values()) == set(HEADS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_unused_settings_are_named_and_have_no_effect(name):

@@ -122,6 +122,7 @@ def flat(raw: Any) -> Iterator[Tensor]:
 # ---------------------------------------------------------------------- the same numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_external_module_round_trip(kind, tmp_path):
     model = random_detector(MODELS[kind])

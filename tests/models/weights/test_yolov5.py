@@ -788,6 +788,7 @@ def test_storage_shared_by_many_tensors_is_rejected(memory_limit, tmp_path, zipp
     assert "its tensors are larger than the file" in error_message(tmp_path / "a.pt")
 
 
+@pytest.mark.slow
 def test_nested_shared_lists_and_modules_are_rejected(watch, memory_limit, model, tmp_path):
     nested: list[Any] = [1] * 10
     for _ in range(30):

@@ -240,6 +240,7 @@ def save(path: Path, state: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_published_layout_is_read(model, tmp_path):
     found, saved = load_detector(save(tmp_path / "v9.pt", to_authors_state(model)))
     assert_same_model(found, model)
@@ -261,6 +262,7 @@ def without_auxiliary(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if int(key.split(".")[0]) <= 22}
 
 
+@pytest.mark.slow
 def test_averaged_weights_of_lightning_are_read(tmp_path):
     """Of one size: the prefixes are removed before anything tells the sizes apart."""
     state = {key: value.float() for key, value in state_of_narrow_s().items()}
@@ -276,6 +278,7 @@ def test_averaged_weights_of_lightning_are_read(tmp_path):
     assert_same_model(found, narrow_s())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, pytest.param(128, marks=pytest.mark.slow)])
 def test_class_width_of_t_is_taken_from_the_tensors(width, tmp_path):
     table = narrow_table("yolov9t", 0.25)
@@ -341,6 +344,7 @@ def test_other_files_are_not_taken_for_yolov9(tmp_path):
     assert external_reader(unpickled_or_none(tmp_path / "d.pt")) is not load_yolov9
 
 
+@pytest.mark.slow
 def test_reach_of_the_published_bins():
     """14.99 strides, as the loss hands them to the assignment."""
     head = build_model(narrow_table("yolov9t", 0.25), 3).head
