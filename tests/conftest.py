@@ -37,15 +37,12 @@ LONGEST = (
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes of -n auto: one more than there are cores, because slow tests
-    wait for processes and time limits for a third of their time; but not so many that a container
-    with a few cores of a large machine runs out of memory.
-
-    Quick tests wait for nothing, and each process imports and collects for 15 seconds.
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes of -n auto: one more than there are cores, because tests wait
+    for disks, processes and time limits; but not so many that a container with a few cores of a
+    large machine runs out of memory.
     """
-    waiting = 0 if config.option.markexpr == "not slow" else 1
-    return min(usable_cores() + waiting, MAX_PROCESSES)
+    return min(usable_cores() + 1, MAX_PROCESSES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
