@@ -159,14 +159,9 @@ def count_gflops(table: Mapping[str, Any], image_size: int) -> float:
     return counter.get_total_flops() / 1e9
 
 
-def mismatched_tensors(
-    model: nn.Module, state: Mapping[str, Tensor], *, types: bool = False
-) -> list[str]:
-    """Return the names of tensors that only one of the two has, or that differ in shape.
-
-    types: or that differ in dtype.
-    """
-    return differing_names(_signatures(model.state_dict(), types), _signatures(state, types))
+def mismatched_tensors(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors that only one of the two has, or whose shape or dtype differs."""
+    return differing_names(_signatures(model.state_dict()), _signatures(state))
 
 
 def differing_names(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -175,8 +170,6 @@ def differing_names(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list
     return [name for name in all_names if wanted.get(name) != given.get(name)]
 
 
-def _signatures(tensors: Mapping[str, Tensor], types: bool) -> dict[str, tuple[Any, ...]]:
-    """Return the shape of each tensor, and its dtype if `types`."""
-    if types:
-        return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
-    return {key: (tensor.shape,) for key, tensor in tensors.items()}
+def _signatures(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the shape and dtype of each tensor."""
+    return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}

@@ -55,7 +55,8 @@ def check_model(cfg: str, weights: str, *, download: bool) -> None:
                 raise no_detector(path)
             require_backbone(check_shapes(table), path)
         return
-    if _load_weights(path, backbone=table is not None) is None and table:
+    loaded = _load_weights(path, backbone=table is not None)
+    if loaded is None and table is not None:  # they are weights of a backbone
         read_network(path, require_backbone(check_shapes(table), path))
 
 

@@ -132,12 +132,12 @@ def build_network(name: str, **settings: Any) -> nn.Module:
 def available_maps(name: str) -> tuple[FeatureMap, ...]:
     """Return the last map of each stride of a network, as a trial on the meta device shows them."""
     maps: dict[int, FeatureMap] = {}
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"):
         network = build_network(name, num_classes=1).eval()
         x = torch.empty(1, IMAGE_CHANNELS, TRIAL_SIDE, TRIAL_SIDE)
+    with torch.device("meta"), torch.no_grad(), ShapeRules():
         for step in _steps(name, network):
-            with ShapeRules():
-                x = network.get_submodule(step)(x)
+            x = network.get_submodule(step)(x)
             stride = TRIAL_SIDE // x.shape[2]
             maps[stride] = FeatureMap(stride, x.shape[1], step)
     return tuple(maps.values())

@@ -125,7 +125,7 @@ def fill_model(model: Detector, state: Mapping[str, Tensor], fitting: str) -> No
     Memory is needed only for tensors that are known to fit. fitting: what they have to fit, in
     words. Raises ValueError if names, shapes or types differ.
     """
-    unfit = mismatched_tensors(model, state, types=True)
+    unfit = mismatched_tensors(model, state)
     if unfit:
         raise ValueError(f"{len(unfit)} of its tensors do not fit {fitting}, such as {unfit[0]}")
     model.load_state_dict(state, assign=True)

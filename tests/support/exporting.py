@@ -91,6 +91,17 @@ def save_checkpoint(path: Path, detector: Detector, **entries: object) -> Path:
     return path
 
 
+def tracing_cache(enabled: bool) -> AbstractContextManager[object]:
+    """Whether torch.export remembers the shapes that its operations return.
+
+    With free dimensions the keys of this cache take longer than what it saves in a small graph.
+    """
+    patch: AbstractContextManager[object] = torch._dynamo.config.patch(
+        fake_tensor_cache_enabled=enabled
+    )
+    return patch
+
+
 class Exports:
     """exports("onnx", "--nms"): the file that export.py writes with these flags, from one
     checkpoint.
@@ -118,12 +129,8 @@ class Exports:
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         unfinished.mkdir(exist_ok=True)  # of an export that failed
         weights = save_checkpoint(unfinished / "m.pt", self.detector)
-        tracing: AbstractContextManager[object] = nullcontext()
-        if flags == DYNAMIC and names != ["torchscript"]:
-            # With free dimensions the keys of this cache of torch take longer than what it saves in
-            # a small graph.
-            tracing = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
-        with tracing:
+        is_traced = names != ["torchscript"]  # by torch.export, which has the cache
+        with tracing_cache(flags != DYNAMIC) if is_traced else nullcontext():
             export.run_script(["--weights", str(weights), "--include", *names, *flags])
         unfinished.rename(folder)
 

@@ -29,7 +29,7 @@ from models.head_registry import HEADS
 from models.loading import load_backend
 from models.tables.read import read_table
 from tests.support.anchor_free import FAMILY
-from tests.support.exporting import NAMES, lively_detector, one_level, short_table
+from tests.support.exporting import NAMES, lively_detector, one_level, short_table, tracing_cache
 
 pytestmark = pytest.mark.usefixtures("onnx_functions")
 
@@ -168,9 +168,7 @@ def test_graphs_are_exported_to_other_formats(graph, tmp_path):
     """
     _, nms, fields = GRAPHS[graph]
     written = writer_of(detector_of(graph), nms=nms, **fields)
-    # With free dimensions the keys of this cache of torch take longer than what it saves in a small
-    # graph.
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=bool(fields)):
+    with tracing_cache(enabled=bool(fields)):
         for name in ("onnx", "openvino"):
             assert_like_torch(written, name, tmp_path)
 
