@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import Process
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.launching import running_pids, wait_until
+from tests.support.own_process import start_program
 from tests.support.two_machines import NOT_SUPPORTED
 from train import parse_args
 from utils.distributed.devices import pick_devices
@@ -27,60 +30,64 @@ SCRIPT, JOB = TESTS / "support" / "two_machines.py", TESTS.parent / "docs" / "sl
 # ---------------------------------------------------------------------- two network namespaces
 
 
+SCENARIOS = """
+import sys
+from tests.support.two_machines import main
+sys.exit(main())
+"""
+
+
 @pytest.fixture(scope="module")
-def scenario_processes():
-    """The processes of both scenarios, started at the same time because they mostly wait."""
+def running_scenarios(tmp_path_factory):
+    """The processes of both scenarios and the folders of their output; started at the same time
+    because they mostly wait.
+    """
+    folders = {scene: tmp_path_factory.mktemp(scene) for scene in ("same", "cut")}
     with ExitStack() as stack:
-        yield {scene: stack.enter_context(running_script(scene)) for scene in ("same", "cut")}
+        yield {
+            scene: (stack.enter_context(running_script(scene, output=folder)), folder)
+            for scene, folder in folders.items()
+        }
 
 
 @contextmanager
-def running_script(*words: str | Path) -> Iterator["subprocess.Popen[str]"]:
+def running_script(*words: str | Path, output: Path) -> Iterator[Process]:
     """Run the script in the background; kill it at the end of the block if it is still running."""
-    script = subprocess.Popen(
-        [sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with script:
+    script = start_program(SCENARIOS, *words, folder=output)
+    try:
         yield script
+    finally:
         script.kill()
+        script.join()
+
+
+def skip_where_not_supported(script: Process, output: Path) -> None:
+    if script.exitcode == NOT_SUPPORTED:
+        pytest.skip((output / "stdout").read_text().strip())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", ["same", "cut"])
-def test_two_machine_scenario_passes(scenario_processes, scene):
-    out, err = scenario_processes[scene].communicate(timeout=300)
-    if scenario_processes[scene].returncode == NOT_SUPPORTED:
-        pytest.skip(out.strip())
-    assert scenario_processes[scene].returncode == 0, out + err
+def test_two_machine_scenario_passes(running_scenarios, scene):
+    script, output = running_scenarios[scene]
+    script.join(300)
+    skip_where_not_supported(script, output)
+    out, err = ((output / name).read_text() for name in ("stdout", "stderr"))
+    assert script.exitcode == 0, out + err
     assert f"{scene}: ok" in out
 
 
 @pytest.mark.slow
 def test_killed_scenario_script_leaves_no_processes(tmp_path):
-    with running_script("blink", "--folder", tmp_path) as script:
-        while not (tmp_path / "blink" / "B").exists() and script.poll() is None:
-            time.sleep(0.05)
-        if script.returncode == NOT_SUPPORTED:
-            pytest.skip(script.communicate()[0].strip())
-        assert (
-            len(command_lines_with(tmp_path)) >= 4
-        )  # the script, its copy in the namespace, and the launchers
-    deadline = time.monotonic() + 10
-    while command_lines_with(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not command_lines_with(tmp_path)
-
-
-def command_lines_with(word: Path) -> list[str]:
-    """Return the command lines of the processes whose command line contains a path."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        found += [text] if str(word) in text else []
-    return found
+    with running_script("blink", "--folder", tmp_path / "runs", output=tmp_path) as script:
+        launchers = tmp_path / "runs" / "blink"
+        wait_until(
+            lambda: running_pids(launchers) or script.exitcode is not None, 100, "the launchers"
+        )
+        skip_where_not_supported(script, tmp_path)
+        others = {*running_pids(tmp_path)} - {script.pid, *running_pids(launchers)}
+        assert len(others) >= 2  # of the namespaces, and the one that starts the launchers
+    wait_until(lambda: not running_pids(tmp_path), 10, "the end of all processes")
 
 
 def test_unknown_scenario_is_refused():

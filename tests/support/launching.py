@@ -354,14 +354,19 @@ def forked_script(command: Sequence[str], folder: Path) -> ForkedProcess:
     assert python == sys.executable
     assert Path(script) in (ROOT / "train.py", ROOT / "val.py")
     folder.mkdir(parents=True, exist_ok=True)
-    process = fork_server().Process(target=_run_script, args=(Path(script).stem, words, folder))
+    process = fork_server().Process(
+        target=run_forked_script, args=(Path(script).stem, words, folder)
+    )
     process.start()
     return ForkedProcess(process)
 
 
-def _run_script(script: str, words: list[str], folder: Path) -> None:
+def run_forked_script(
+    script: str, words: list[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run train.py or val.py in this forked process; its output is in files of `folder`."""
     os.setsid()
-    prepare_forked({}, folder)
+    prepare_forked(environment or {}, folder)
     run(script, words)
 
 
@@ -384,7 +389,7 @@ def forked_launcher(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
     environment = {**inherited, "PYTHONWARNINGS": "ignore", **variables}
     process = fork_server().Process(
-        target=_run_forked_launcher, args=(module, environment, list(words), folder)
+        target=run_forked_launcher, args=(module, environment, list(words), folder)
     )
     process.start()
     job = Job(ForkedProcess(process), folder)
@@ -397,9 +402,10 @@ def forked_launcher(
             os.kill(pid, signal.SIGKILL)
 
 
-def _run_forked_launcher(
+def run_forked_launcher(
     module: str, environment: Mapping[str, str], words: list[str], folder: Path
 ) -> None:
+    """Run torch's launcher in this forked process; its output is in files of `folder`."""
     os.setsid()
     prepare_forked(environment, folder)
     fork_workers()

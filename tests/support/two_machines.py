@@ -11,14 +11,16 @@ sides end, `cut-srun` does so without a launcher; `blink` reconnects it after th
 must not end the run. `restart` kills a process of a run that allows restarts; `elastic` kills a
 whole machine, and the other must continue alone.
 
-Nothing is left over, however the script ends: it starts itself again as the first process of new
-namespaces (as root, or as any user if the system allows user namespaces), and the kernel removes
-them when that process ends. Scripts that run at the same time do not see each other, because each
-has its own network. Exit codes: 0 success, 1 failure, 77 namespaces cannot be created here.
+All processes are forked from one that has imported what they need and has entered new namespaces,
+which root can create, or any user if the system allows user namespaces. Nothing is left over,
+however the script ends: the first process of the namespaces ends with it, and the kernel then
+kills all others. Scripts that run at the same time do not see each other, because each has its own
+network. Exit codes: 0 success, 1 failure, 77 namespaces cannot be created here.
 """
 
 import argparse
 import csv
+import ctypes
 import importlib
 import math
 import multiprocessing
@@ -28,18 +30,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.launching import LAUNCHER_VARIABLES, run
-from tests.support.tiny_data import draw_tiny_data
+from tests.support.launching import PRELOADED, run_forked_launcher, run_forked_script
 
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
@@ -59,8 +62,11 @@ ip -n A link add cable type veth peer name cable netns B
 ip -n A addr add 10.99.0.1/24 dev cable
 ip -n B addr add 10.99.0.2/24 dev cable
 for name in A B; do ip -n $name link set lo up; ip -n $name link set cable up; done
+echo created
+exec cat                    # until its input ends
 """
-LAUNCHER = "-m torch.distributed.run --nproc-per-node 1 --redirects 3 --log-dir ranks"
+FORK = multiprocessing.get_context("fork")
+LAUNCHER_FLAGS = "--nproc-per-node 1 --redirects 3 --log-dir ranks"
 LAUNCHER_OPTIONS = {
     "c10d": "--nnodes 2",
     "static": "--nnodes 2",
@@ -78,35 +84,45 @@ CheckResult = tuple[bool, str]  # whether a check passed, and what was observed
 # ---------------------------------------------------------------------- namespaces
 
 
-def namespace_command() -> tuple[list[str], str]:
-    """The command prefix that runs a command in new namespaces, and ""; or [] and the reason why it
-    is impossible.
+def create_namespaces() -> "tuple[subprocess.Popen[str] | None, str]":
+    """The process that holds new namespaces with the network of two machines, and ""; or None and
+    the reason why they cannot be created. They are removed when its input is closed.
     """
     errors = []
     for user in ([], ["--user", "--map-root-user"]):
-        command = ["unshare", *user, *UNSHARE.split()]
+        command = ["unshare", *user, *UNSHARE.split(), "sh", "-c", CREATE_NETWORK]
+        pipe = subprocess.PIPE
         try:
-            done = subprocess.run(
-                [*command, "sh", "-c", CREATE_NETWORK], capture_output=True, text=True
-            )
+            holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         except FileNotFoundError as error:
-            return [], str(error)
-        if done.returncode == 0:
-            return command, ""
-        errors.append(done.stderr.strip())
-    return [], "; ".join(errors)
+            return None, str(error)
+        assert holder.stdout
+        if holder.stdout.readline():
+            return holder, ""
+        errors.append(holder.communicate()[1].strip())
+    return None, "; ".join(errors)
 
 
-def end_with_parent() -> None:
-    """End this process, and its namespaces, as soon as its parent process has ended."""
+def enter_namespaces(holder: int) -> None:
+    """Move this process into the namespaces of another one, but for that of process ids, which only
+    the processes that it starts from now on are in.
+    """
+    here = Path.cwd()
+    names = ["user", "mnt", "net", "pid_for_children"]
+    opened = [Path(f"/proc/{holder}/ns/{name}") for name in names]
+    opened = [file for file in opened if not file.samefile(f"/proc/self/ns/{file.name}")]
+    descriptors = [os.open(file, os.O_RDONLY) for file in opened]  # /proc is soon another one
+    for descriptor in descriptors:
+        enter_namespace(descriptor)
+        os.close(descriptor)
+    os.chdir(here)
 
-    def wait() -> None:
-        os.read(
-            sys.stdin.fileno(), 1
-        )  # a pipe that is never written to; it returns when the parent ends
-        os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+def enter_namespace(descriptor: int) -> None:
+    """Move this process into the namespace of an open file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, 0):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def network_namespace_id(process: str) -> int:
@@ -116,14 +132,11 @@ def network_namespace_id(process: str) -> int:
     return 0
 
 
-def processes_on(machine: str) -> dict[int, list[bytes]]:
-    """The processes in a machine's network namespace: process id -> command line."""
-    network, found = os.stat(f"/run/netns/{machine}").st_ino, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if network_namespace_id(folder.name) == network:
-            with suppress(OSError):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().split(b"\0")
-    return found
+def processes_on(machine: str) -> list[int]:
+    """The ids of the processes in a machine's network namespace."""
+    network = os.stat(f"/run/netns/{machine}").st_ino
+    names = [folder.name for folder in Path("/proc").glob("[0-9]*")]
+    return [int(name) for name in names if network_namespace_id(name) == network]
 
 
 # ---------------------------------------------------------------------- a run over both
@@ -136,54 +149,36 @@ class Machine:
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.name, self.folder = number, "AB"[number], folder
-        self.process: subprocess.Popen[
-            bytes
-        ]  # the launcher, or the training process if there is none
+        self.process: Any  # the launcher, or the training process if there is none
+        self.launched = False  # whether there is a launcher
         self.rank = 0  # process id of the last training process that was found
 
     def cable(self, state: str) -> None:
         """Connect ("up") or disconnect ("down") this machine."""
         subprocess.run(["ip", "-n", self.name, "link", "set", "cable", state], check=True)
 
-    def start(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start Python on this machine with these arguments."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-        own = {
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "cable",
-            "PYTHONWARNINGS": "ignore",
-            **variables,
-        }
+    def start(
+        self, launcher: Sequence[str], variables: Mapping[str, str], words: Sequence[str]
+    ) -> None:
+        """Start train.py on this machine.
+
+        launcher: the arguments of torch's launcher; empty: without one. words: those of train.py.
+        """
         self.folder.mkdir(parents=True)
-        with (
-            (self.folder / "stdout.log").open("wb") as out,
-            (self.folder / "stderr.log").open("wb") as err,
-        ):
-            self.process = subprocess.Popen(
-                [
-                    "nsenter",
-                    f"--net=/run/netns/{self.name}",
-                    "timeout",
-                    "-k",
-                    "3",
-                    "300",
-                    sys.executable,
-                    *words,
-                ],
-                cwd=self.folder,
-                env=inherited | own,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+        self.launched = bool(launcher)
+        self.process = FORK.Process(
+            target=run_on_machine, args=(self.name, launcher, variables, words, self.folder)
+        )
+        self.process.start()
 
     def is_training(self) -> bool:
         """Whether a training process runs on this machine."""
-        for number, words in processes_on(self.name).items():
-            if b"--data" in words and not {b"torch.distributed.run", b"timeout"} & set(words):
-                self.rank = number
-                return True
-        return False
+        running = processes_on(self.name)
+        if self.launched:
+            running = [number for number in running if number != self.process.pid]
+        if running:
+            self.rank = min(running)
+        return bool(running)
 
     def rank_exit_code(self) -> int | None:
         """The exit code of the training process of this machine; None if unknown."""
@@ -192,14 +187,13 @@ class Machine:
         ):  # a launcher that hangs has not reaped it: the system still has the code
             return int(Path(f"/proc/{self.rank}/stat").read_text().split()[-1]) >> 8
         found = re.search(
-            r"failed \(exitcode: (-?\d+)\)",
-            (self.folder / "stderr.log").read_text(errors="replace"),
+            r"failed \(exitcode: (-?\d+)\)", (self.folder / "stderr").read_text(errors="replace")
         )
-        return int(found.group(1)) if found else self.process.poll()
+        return int(found.group(1)) if found else self.process.exitcode
 
     def words(self) -> str:
         """The stderr output of the training process, without torch's warnings."""
-        files = list(self.folder.glob("ranks/**/stderr.log")) or [self.folder / "stderr.log"]
+        files = list(self.folder.glob("ranks/**/stderr.log")) or [self.folder / "stderr"]
         lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
         return "\n".join(line for line in lines if line and not line.startswith("[W"))
 
@@ -216,7 +210,29 @@ class Machine:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
             time.sleep(0.05)
-        self.process.wait()
+        self.process.kill()
+        self.process.join()
+
+
+def run_on_machine(
+    name: str,
+    launcher: Sequence[str],
+    variables: Mapping[str, str],
+    words: Sequence[str],
+    folder: Path,
+) -> None:
+    """Run train.py in this process, which moves to a machine first; see Machine.start."""
+    descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    enter_namespace(descriptor)
+    os.close(descriptor)
+    variables = {"GLOO_SOCKET_IFNAME": "cable", **variables}
+    warnings.simplefilter("ignore")
+    if launcher:
+        script = str(ROOT / "train.py")
+        module = "torch.distributed.run"
+        run_forked_launcher(module, variables, [*launcher, script, *words], folder)
+    else:
+        run_forked_script("train", list(words), folder, variables)
 
 
 def rendezvous_arguments(number: int, way: str) -> tuple[list[str], dict[str, str]]:
@@ -230,7 +246,7 @@ def rendezvous_arguments(number: int, way: str) -> tuple[list[str], dict[str, st
         )
         own = f"SLURM_PROCID={number} SLURM_NODEID={number} SLURM_LOCALID=0"
         return [], dict(word.split("=") for word in f"{shared} {own}".split())
-    words = f"{LAUNCHER} {LAUNCHER_OPTIONS[way]}"
+    words = f"{LAUNCHER_FLAGS} {LAUNCHER_OPTIONS[way]}"
     if way == "static":
         words += f" --node-rank {number} --master-addr 10.99.0.1 --master-port 29400"
     else:
@@ -249,10 +265,13 @@ class ScenarioSetup:
     folder: Path
 
     def __post_init__(self) -> None:
+        from tests.support.tiny_data import draw_tiny_data
+
         self.data = draw_tiny_data(self.folder / "data")
 
     def train(self, *flags: str) -> list[str]:
-        return [str(ROOT / "train.py"), "--data", str(self.data), *TINY_RUN_FLAGS.split(), *flags]
+        """The arguments of train.py."""
+        return ["--data", str(self.data), *TINY_RUN_FLAGS.split(), *flags]
 
     @contextmanager
     def run(self, scene: str, way: str, *flags: str) -> Iterator[tuple[Machine, Machine]]:
@@ -260,8 +279,8 @@ class ScenarioSetup:
         machines = Machine(0, self.folder / scene / "A"), Machine(1, self.folder / scene / "B")
         for machine in machines:
             machine.cable("up")
-            prefix, variables = rendezvous_arguments(machine.number, way)
-            machine.start([*prefix, *self.train("--sync-bn", *flags)], variables)
+            launcher, variables = rendezvous_arguments(machine.number, way)
+            machine.start(launcher, variables, self.train("--sync-bn", *flags))
         try:
             yield machines
         finally:
@@ -269,17 +288,14 @@ class ScenarioSetup:
                 machine.clear()
 
     def in_one_process(self, name: str, *flags: str) -> Machine:
-        """Train in one process, forked from this one, and wait for the end; a second call with the
-        same name does not train again.
+        """Train in one process, and wait for the end; a second call with the same name trains
+        nothing.
         """
         machine = Machine(0, self.folder / name)
         if not machine.folder.exists():
             machine.folder.mkdir(parents=True)
-            importlib.import_module("train")  # once, for all processes forked from here
-            words = self.train(*flags)[1:]
-            process = multiprocessing.get_context("fork").Process(
-                target=run_train, args=(words, machine.folder)
-            )
+            words = self.train(*flags)
+            process = FORK.Process(target=run_forked_script, args=("train", words, machine.folder))
             process.start()
             process.join()
         return machine
@@ -294,14 +310,6 @@ class ScenarioSetup:
         before = self.in_one_process("before", *flags.split())
         weights = f"{before.folder}/runs/train/exp/weights/best.pt"
         return f"--weights {weights} --amp fp64 --epochs 3".split()
-
-
-def run_train(words: list[str], folder: Path) -> None:
-    """Run train.py in this process, in a folder, with its output there."""
-    os.chdir(folder)
-    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o644), number)
-    run("train", words)
 
 
 def seconds_until(condition: Callable[[], object], seconds: float) -> float:
@@ -343,8 +351,8 @@ def largest_difference(one: list[dict[str, str]], other: list[dict[str, str]]) -
 def same(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
     expected = stage.in_one_process("one", *stage.pretrained_flags()).rows()
     with stage.run(scene, way, *stage.pretrained_flags()) as (a, b):
-        seconds_until(lambda: None not in (a.process.poll(), b.process.poll()), 150)
-        codes = [a.process.poll(), b.process.poll()]
+        seconds_until(lambda: None not in (a.process.exitcode, b.process.exitcode), 150)
+        codes = [a.process.exitcode, b.process.exitcode]
         yield codes == [0, 0], f"exit codes {codes}"
         yield compare_results(expected, a.rows())
         yield not list(b.folder.glob("runs/**/*")), "only the machine of rank 0 has a run folder"
@@ -386,7 +394,7 @@ def cut(stage: ScenarioSetup, scene: str, way: str) -> Iterator[CheckResult]:
                 f"{machine.name}'s exit code is {code}, stderr: {words}",
             )
         time.sleep(3)
-        left = [machine.name for machine in (a, b) if machine.process.poll() is None]
+        left = [machine.name for machine in (a, b) if machine.process.exitcode is None]
         yield (
             True,
             f"launchers that still wait (torch's do) and are killed: {' '.join(left) or 'none'}",
@@ -438,8 +446,8 @@ def restart(stage: ScenarioSetup) -> Iterator[CheckResult]:
         )
         if b.rank:
             os.kill(b.rank, signal.SIGKILL)
-        took = seconds_until(lambda: None not in (a.process.poll(), b.process.poll()), 100)
-        codes = [a.process.poll(), b.process.poll()]
+        took = seconds_until(lambda: None not in (a.process.exitcode, b.process.exitcode), 100)
+        codes = [a.process.exitcode, b.process.exitcode]
         yield codes == [0, 0], f"exit codes {codes}, {took:.0f} s later"
         yield compare_results(expected, a.rows())
 
@@ -486,23 +494,32 @@ def main() -> int:
     )
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENARIOS))
     parser.add_argument("--folder", type=Path, help="a new folder for the output, which is kept")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = args.scenes or list(SCENARIOS)
     if unknown := set(names) - SCENARIOS.keys():
         parser.error(f"no such scene: {', '.join(sorted(unknown))}")
-    if not args.inside:
-        prefix, reason = namespace_command()
-        if not prefix:
-            print(f"namespaces cannot be created here: {reason}")
-            return NOT_SUPPORTED
-        return subprocess.Popen(
-            [*prefix, sys.executable, *sys.argv, "--inside"], stdin=subprocess.PIPE
-        ).wait()
-    end_with_parent()
-    subprocess.run(["sh", "-c", CREATE_NETWORK], check=True)
+
+    holder, reason = create_namespaces()
+    if holder is None:
+        print(f"namespaces cannot be created here: {reason}")
+        return NOT_SUPPORTED
+    with holder:
+        enter_namespaces(holder.pid)
+        inside = FORK.Process(target=run_inside, args=(holder, names, args.folder))
+        inside.start()
+        inside.join()
+    return inside.exitcode
+
+
+def run_inside(holder: "subprocess.Popen[str]", names: Sequence[str], folder: Path | None) -> None:
+    """Run these scenes in this process, and end it."""
+    assert holder.stdin
+    holder.stdin.close()  # so that the namespaces end with the parent process
+    for name in PRELOADED:
+        importlib.import_module(name)
+    resource_tracker.ensure_running()  # not by a process of a machine, where it would be found
     with tempfile.TemporaryDirectory() as temporary:
-        return 0 if run_scenarios(names, args.folder or Path(temporary)) else 1
+        sys.exit(0 if run_scenarios(names, folder or Path(temporary)) else 1)
 
 
 if __name__ == "__main__":
