@@ -10,7 +10,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from torchvision.models._meta import _COCO_CATEGORIES, _VOC_CATEGORIES
 
 from data.dataset_yaml import FOLDER, DataSpec, find_data, read_data_yaml
 from data.scan import scan
@@ -153,6 +152,8 @@ def test_coco_images_may_be_in_folder_images(tmp_path: Path) -> None:
 
 
 def test_class_names_are_those_of_torchvision() -> None:
+    from torchvision.models._meta import _COCO_CATEGORIES, _VOC_CATEGORIES
+
     coco = tuple(name for name in _COCO_CATEGORIES if name not in ("__background__", "N/A"))
     assert (
         read_data_yaml(FOLDER / "coco.yaml").names

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 import yaml
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from models import build_loss
 from models.assign.targets import pad_targets
@@ -238,6 +237,8 @@ def shape_ious(detector: Detector) -> list[float]:
     An image of n shapes has n chances: its n detections of the highest score. A shape that none of
     them finds in its class has the IoU 0.
     """
+    from torchvision.ops import box_iou
+
     boxes_xyxy, scores = detector.decode(detector(stacked_images()), confidence=0.001)
     targets = stacked_targets(NAMES)
     ious = []

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
@@ -579,7 +578,9 @@ def test_compiled_drawing_is_compiled_once_for_each_fixed_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without fixed shapes torch compiled for 0, 1, 2 ... mixed samples, until it gave up."""
-    counter = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
     real = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda call, **settings: real(call, backend=counter, **settings)

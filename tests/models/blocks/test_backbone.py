@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -57,8 +56,10 @@ def images(count: int = 2) -> Tensor:
 
 
 def test_every_published_size_of_the_families_can_be_named():
+    from torchvision import models
+
     prefixes = ("resn", "wide_resnet", "mobilenet_v3", "efficientnet", "regnet", "convnext")
-    published = torchvision.models.list_models(module=torchvision.models)
+    published = models.list_models(module=models)
     assert sorted(NAMES) == [name for name in published if name.startswith(prefixes)]
 
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchvision.ops import complete_box_iou_loss
 
 from models import LossGains, build_loss
 from models.assign.targets import pad_targets
@@ -92,6 +91,8 @@ def slow_loss(
                 slow_distance(rows[image, n], bins, side) for side in range(4)
             )
             boxes[image, n] = torch.stack([x - left, y - top, x + right, y + bottom])
+    from torchvision.ops import complete_box_iou_loss
+
     smallest = 16.0 if bins == 1 else 0.0
     in_pixels = (boxes * strides).detach()
     found = slow_task_aligned(

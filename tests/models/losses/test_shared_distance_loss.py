@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchvision.ops import generalized_box_iou_loss
 
 from models import LossGains, build_loss
 from models.assign.targets import pad_targets
@@ -59,6 +58,8 @@ def slow_loss(
     class_weights: tuple[float, ...] = (1.0,) * CLASSES,
 ) -> dict[str, Tensor]:
     """Compute the terms one prediction at a time, with torch's and torchvision's functions."""
+    from torchvision.ops import generalized_box_iou_loss
+
     rows = torch.cat([level.flatten(1, 2) for level in maps], 1)
     points = torch.tensor(corners(), dtype=torch.float64)
     distances = rows[..., :4].exp() if exponential else rows[..., :4]

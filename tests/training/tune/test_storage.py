@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -11,8 +12,7 @@ from training.tune.__main__ import hide_storage
 from training.tune.storage import Storage
 from utils.terminal import FaultError
 
-optuna = pytest.importorskip("optuna", reason="an optional package")
-make_url = pytest.importorskip("sqlalchemy.engine", reason="a package of Optuna").make_url
+pytestmark = pytest.mark.skipif(not find_spec("optuna"), reason="an optional package")
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,8 @@ def test_default_is_a_database_in_the_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "{x}", "me@home", "a b#é"])
 def test_default_database_is_in_a_folder_of_any_name(tmp_path, name):
+    from sqlalchemy.engine import make_url
+
     folder = tmp_path / name
     folder.mkdir()
     (tmp_path / "a b").mkdir()  # what a%20b must not become
@@ -60,9 +62,11 @@ def test_default_database_is_in_a_folder_of_any_name(tmp_path, name):
 
 
 def test_path_is_a_journal_file(tmp_path):
+    from optuna.storages import JournalStorage
+
     storage = Storage(str(tmp_path / "study.log"), tmp_path)
     assert storage.shown == str(tmp_path / "study.log")
-    assert isinstance(storage.open(), optuna.storages.JournalStorage)
+    assert isinstance(storage.open(), JournalStorage)
     assert (tmp_path / "study.log").exists()
 
 
@@ -73,13 +77,15 @@ def test_path_of_a_database_is_refused(tmp_path):
 
 
 def test_password_is_never_shown(tmp_path):
+    from optuna.exceptions import StorageInternalError
+
     storage = Storage(URL, tmp_path)
     assert storage.shown == "postgresql://db.example:5432/studies"
     said = storage.without_secrets(RuntimeError(f"cannot parse {URL!r}: p@ss:word is wrong, hush"))
     with pytest.raises(ValueError, match=r"^--storage postgresql://db\.example") as no:
         storage.open()  # there is no driver, or no such host
     with pytest.raises(FaultError) as fault, storage.errors_in_a_sentence():
-        raise optuna.exceptions.StorageInternalError(f"no answer from {URL}")
+        raise StorageInternalError(f"no answer from {URL}")
     for error in (no.value, fault.value):
         assert error.__cause__ is None
         assert error.__suppress_context__

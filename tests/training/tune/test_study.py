@@ -11,6 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from training.tune.study import Study, StudySettings
 from utils.log import say_nothing
 from utils.terminal import FaultError
 
-pytest.importorskip("optuna", reason="an optional package")
+pytestmark = pytest.mark.skipif(not find_spec("optuna"), reason="an optional package")
 
 SPACE = (
     Parameter("lr0", low=1e-5, high=0.1, log=True),

@@ -3,6 +3,7 @@
 import csv
 import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from training.tune.space import Parameter, read_space
 from utils.distributed.world import World
 from utils.terminal import FaultError
 
-pytest.importorskip("optuna", reason="an optional package")
+pytestmark = pytest.mark.skipif(not find_spec("optuna"), reason="an optional package")
 
 CPU = World(torch.device("cpu"))
 SPACE = (

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -229,7 +227,9 @@ def test_graph_is_split_where_the_gradients_of_a_bucket_are_complete(
     """So that DistributedDataParallel can all-reduce them while the rest of the backward pass
     runs.
     """
-    counter = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
     real = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda call, **_: real(call, backend=counter, dynamic=False)

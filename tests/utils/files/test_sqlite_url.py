@@ -1,6 +1,7 @@
 """URLs of SQLite files: SQLAlchemy opens the file, whatever its path is called."""
 
 import types
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,16 @@ import pytest
 from utils.files import sqlite_url as module
 from utils.files.sqlite_url import sqlite_url
 
-sqlalchemy = pytest.importorskip("sqlalchemy")
+pytestmark = pytest.mark.skipif(not find_spec("sqlalchemy"), reason="an optional package")
 
 
 @pytest.mark.parametrize("name", ["plain", "a%20b", "{x}", "me@home", "a b#é"])
 def test_url_opens_the_file_of_the_path(tmp_path, name):
+    from sqlalchemy import create_engine
+
     file = tmp_path / name / "a.db"
     file.parent.mkdir()
-    engine = sqlalchemy.create_engine(sqlite_url(file, "a test"))
+    engine = create_engine(sqlite_url(file, "a test"))
     with engine.connect() as connection:
         connection.exec_driver_sql("create table t (x)")
     engine.dispose()
