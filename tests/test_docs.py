@@ -7,7 +7,6 @@ import importlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -50,7 +49,7 @@ from models.predict import Predictor
 from models.tables.find import load_model_table
 from models.tables.resolve import resolve
 from tests.support.exporting import DYNAMIC, lively_detector, save_checkpoint, short_table
-from tests.support.launching import forked_launcher
+from tests.support.launching import forked, forked_launcher
 from tests.support.tool_exports import CLASS_OF, EXPORTS, write_export
 from tests.support.yolox import to_yolox_state
 from training.check import __main__ as training_check
@@ -493,7 +492,9 @@ MODES = {
     "--dist-url",
     "--evolve",
     "--resume-evolve",
-}  # started, compiled, connected and searched by tests of their own
+    "--wandb",
+    "--mlflow",
+}  # started, compiled, connected, searched and logged by tests of their own
 
 
 def write_named_files(words: list[str], finished: Path) -> None:
@@ -949,11 +950,13 @@ def readme_training(opening: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_readme_training_runs_in_a_new_process(small, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process")
+def test_readme_training_runs_in_a_process_of_its_own(small, tmp_path):
+    """A forked one; tests/test_launchers.py starts processes as users do."""
     flags = [*small["train.py"], "--epochs", "1", "--project", str(tmp_path / "runs")]
-    command = [sys.executable, *readme_training("python train.py"), *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    _, *words = readme_training("python train.py")
+    with forked([{}], [*words, *flags], tmp_path / "io") as (run,):
+        assert run.end(300) == 0, run.err
     assert (tmp_path / "runs/exp/weights/best.pt").exists()
 
 
