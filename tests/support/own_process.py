@@ -1,15 +1,11 @@
-"""Run a measurement or a program in a new process, so that earlier tests do not affect it."""
+"""Run a measurement or a program in its own process, so that earlier tests do not affect it."""
 
 import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import Process, get_context
+from multiprocessing import Process
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tests.support.launching import fork_server, prepare_forked
-
-T = TypeVar("T")
 
 
 class Finished(NamedTuple):
@@ -18,14 +14,6 @@ class Finished(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
-
-
-def run_in_new_process(function: Callable[..., T], *arguments: object) -> T:
-    """Call a module-level function in a new process, which may start others, and return the
-    result. Nothing is imported in it, so that its memory is its own.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def run_program(code: str, *arguments: object, folder: Path, seconds: float = 300) -> Finished:
