@@ -241,20 +241,22 @@ def save(path: Path, state: object) -> Path:
 
 
 @pytest.mark.slow
+@torch.no_grad()
 def test_published_layout_is_read(model, tmp_path):
-    found, saved = load_detector(save(tmp_path / "v9.pt", to_authors_state(model)))
+    state = to_authors_state(model)
+    images = torch.rand(1, 3, 64, 64)
+    expected = model(images)
+    found, saved = load_detector(save(tmp_path / "v9.pt", state))
     assert_same_model(found, model)
     assert saved["names"] == ["0", "1", "2", "3"]
     assert not found.training
-    images = torch.rand(1, 3, 64, 64)
-    assert all(map(torch.equal, found(images), model(images)))
+    assert all(map(torch.equal, found(images), expected))
 
     # Without the auxiliary branch, as their own deployed models.
-    main = without_auxiliary(to_authors_state(model))
-    found, _ = load_yolov9(save(tmp_path / "main.pt", main))
-    assert found.auxiliary_head is None
-    assert all(map(torch.equal, found(images), model(images)))
-    copied = transfer(copy.deepcopy(model), saved["names"], found, saved["names"])
+    main, _ = load_yolov9(save(tmp_path / "main.pt", without_auxiliary(state)))
+    assert main.auxiliary_head is None
+    assert all(map(torch.equal, main(images), expected))
+    copied = transfer(found, saved["names"], main, saved["names"])
     assert (copied.classes, copied.share) == (4, 1.0)
 
 
