@@ -32,6 +32,7 @@ from tests.support.processes import (
     launching,
     trains,
     validates,
+    weights_of,
     write_hyp,
 )
 from tests.support.run_differences import (
@@ -123,7 +124,7 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     (folder / "backbone.yaml").write_text(backbone.replace("[8, 16]", "[4, 8]"))  # fewer layers
     files = sets | {name.upper(): f"{folder}/{name}.yaml" for name in ("eager", "backbone")}
     shared += ["--hyp", f"{folder}/tune.yaml"]
-    start = ["--weights", f"{folder}/start/weights/last.pt"]
+    start = ["--weights", str(weights_of(folder / "start"))]
     return lambda own: [*shared, *(files.get(word, word) for word in own.split()), *start]
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -784,12 +784,7 @@ def stopped_run(data: Path, micro_model: str, tmp_path_factory: pytest.TempPathF
     ]
     with pytest.MonkeyPatch.context() as patch:
         many_steps_here(patch)
-        steps, real = iter(range(1, 99)), state.TrainState.step
-        patch.setattr(
-            state.TrainState,
-            "step",
-            lambda self: real(self) if next(steps) < 4 else raise_keyboard_interrupt(),
-        )
+        stop_before_step(4, patch)
         with pytest.raises(KeyboardInterrupt):
             train.main(train.parse_args(words)[0], SINGLE_PROCESS)
     return folder / "exp"
@@ -800,8 +795,16 @@ def many_steps_here(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(GlobalBatch, name, value)
 
 
-def raise_keyboard_interrupt() -> NoReturn:
-    raise KeyboardInterrupt
+def stop_before_step(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Have the number-th optimizer step raise KeyboardInterrupt instead."""
+    real, left = state.TrainState.step, iter(range(1, number))
+
+    def step(self: state.TrainState[Any]) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        real(self)
+
+    patch.setattr(state.TrainState, "step", step)
 
 
 def set_entry(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
