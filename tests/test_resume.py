@@ -152,11 +152,14 @@ WRITING = {
     "before a file is there",
     "when a file is there",
 }
+WRITTEN_ALIKE = WRITING - {"in a checkpoint"}  # by rank 0 of several processes as by a lone one
 
 
 def instants(size: int) -> list[str]:
-    """Where each attempt of a run ends: "rank instant number". The last two end while drawing
-    pictures.
+    """Where each attempt of a run ends: "rank instant number".
+
+    Those of a lone process end with two that draw pictures. Of several processes, rank 0 is killed
+    in one kind of write only: all that differs from a lone process are the others, which end alike.
     """
     chosen = random.Random(size)
     late = ("nowhere", "in the last pictures", "in a picture")
@@ -167,7 +170,8 @@ def instants(size: int) -> list[str]:
     for instant in [*early, "in the last pictures", "in a picture"]:
         rank = 0 if instant in WRITING else chosen.randrange(size)
         number = 1 if instant == "after validation" else chosen.randint(1, 3)
-        places.append(f"{rank} {instant} {number}")
+        if size == 1 or instant not in WRITTEN_ALIKE:
+            places.append(f"{rank} {instant} {number}")
     return places
 
 
@@ -308,7 +312,7 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_run_killed_at_every_instant_and_resumed_ends_with_same_bits(attempt, tmp_path, size):
-    drawn: dict[str, Any] = {"pictures": True}
+    drawn: dict[str, Any] = {"pictures": size == 1}
     epochs = ("--epochs", "5")
     assert attempt(size, "straight", *epochs) == [0] * size
     for instant in instants(size):
