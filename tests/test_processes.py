@@ -111,7 +111,7 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     shared = f"--img 64 --workers 0 --device cpu --cache-dir {folder}/cache --data {yaml}".split()
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = (
-        "--epochs 80 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
+        "--epochs 50 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
         f"fp32 --cfg {micro_model}"
     )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
