@@ -32,6 +32,7 @@ from tests.support.processes import (
     launching,
     trains,
     validates,
+    weights_of,
     write_hyp,
 )
 from tests.support.run_differences import (
@@ -110,7 +111,7 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     shared = f"--img 64 --workers 0 --device cpu --cache-dir {folder}/cache --data {yaml}".split()
     write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0)
     learning = (
-        "--epochs 80 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
+        "--epochs 50 --batch 12 --optimizer AdamW --noval --nosave --noplots --amp "
         f"fp32 --cfg {micro_model}"
     )
     paths = f"--hyp {folder}/learn.yaml --project {folder} --name start"
@@ -123,7 +124,7 @@ def flags(folder: Path, yaml: str, micro_model: str) -> Callable[[str], list[str
     (folder / "backbone.yaml").write_text(backbone.replace("[8, 16]", "[4, 8]"))  # fewer layers
     files = sets | {name.upper(): f"{folder}/{name}.yaml" for name in ("eager", "backbone")}
     shared += ["--hyp", f"{folder}/tune.yaml"]
-    start = ["--weights", f"{folder}/start/weights/last.pt"]
+    start = ["--weights", str(weights_of(folder / "start"))]
     return lambda own: [*shared, *(files.get(word, word) for word in own.split()), *start]
 
 

@@ -13,15 +13,21 @@ import train
 import val
 from models.head_registry import HEADS
 from models.weights.kestrel import load_detector
-from tests import test_resume
 from tests.support import micro_tables
-from tests.support.anchor_free import FAMILY, register
-from tests.support.launching import forked, free_port, rank_environment, small_run_flags
+from tests.support.anchor_free import FAMILY
+from tests.support.launching import small_run_flags
 from tests.support.micro_tables import write_micro_table
-from tests.support.processes import SINGLE_PROCESS, draw_data, write_hyp
+from tests.support.processes import (
+    SINGLE_PROCESS,
+    PlainDict,
+    draw_data,
+    launch,
+    weights_of,
+    write_hyp,
+)
 from tests.support.unfolded import batch_norm_not_folded
 from tests.test_processes import TOLERANCE, state_differences
-from tests.test_resume import assert_same_bits
+from tests.test_resume import assert_same_bits, many_steps_here, stop_before_step
 from utils.files import checkpoint_file
 from utils.metrics.evaluation import Evaluation
 
@@ -29,10 +35,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.trains,
     pytest.mark.usefixtures("val_without_pictures"),
-    pytest.mark.skipif(sys.platform != "linux", reason="forks and kills processes"),
 ]
 # "dual" contains the head and the loss of "distance_plain", once for each of its two outputs.
 KINDS = sorted(micro_tables.HEADS.keys() - {"distance_plain"})
+PROCESSES = {kind: 4 if kind == "decoupled" else 2 for kind in KINDS}
 REGISTERED = {"KESTREL_FAULT": "tests.support.anchor_free:register"}
 
 
@@ -43,42 +49,55 @@ def _registered():
         yield
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
-    return tmp_path_factory.mktemp(kind)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heads")
 
 
 @pytest.fixture(scope="module")
-def table(folder: Path, kind: str) -> str:
-    return str(write_micro_table(folder, kind))
+def tables(folder: Path) -> dict[str, str]:
+    return {kind: str(write_micro_table(folder, kind)) for kind in KINDS}
+
+
+@pytest.fixture
+def table(tables: dict[str, str], kind: str) -> str:
+    return tables[kind]
 
 
 @pytest.fixture(scope="module")
-def data(folder: Path) -> Path:
-    return draw_data(folder / "data")
+def learn(folder: Path, tables: dict[str, str]) -> Callable[[str], Evaluation]:
+    """learn(kind): the evaluation of a run in this process that overfits twelve images; each is
+    trained once.
+    """
+    data = draw_data(folder / "data")
+    done: dict[str, Evaluation] = {}
+
+    def run(kind: str) -> Evaluation:
+        if kind not in done:
+            hyp = folder / f"learn {kind}.yaml"
+            write_hyp(hyp, "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(kind))
+            epochs = 30 if kind == "decoupled" else 20  # which learns more slowly
+            words = f"--epochs {epochs} --batch 12 --optimizer AdamW --noval --nosave --name {kind}"
+            done[kind] = train_here(folder, data, tables[kind], *words.split(), "--hyp", str(hyp))
+        return done[kind]
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def learned(folder: Path, data: Path, table: str, kind: str) -> Evaluation:
-    """The evaluation of a run in this process that overfits twelve images."""
-    write_hyp(folder / "learn.yaml", "hyp.no-augmentation.yaml", warmup_epochs=0, **gains_for(kind))
-    epochs = 30 if kind == "decoupled" else 20  # which learns more slowly
-    words = (
-        f"--epochs {epochs} --batch 12 --optimizer AdamW --noval --nosave --name start "
-        f"--hyp {folder}/learn.yaml"
-    )
-    return train_here(folder, data, table, *words.split())
+@pytest.fixture
+def learned(learn: Callable[[str], Evaluation], kind: str) -> Evaluation:
+    return learn(kind)
 
 
-@pytest.fixture(scope="module")
-def start(folder: Path, learned: Evaluation) -> Path:
+@pytest.fixture
+def start(folder: Path, learned: Evaluation, kind: str) -> Path:
     """The folder of that run."""
-    return folder / "start"
+    return folder / kind
 
 
 def gains_for(kind: str) -> dict[str, float]:
@@ -89,11 +108,6 @@ def gains_for(kind: str) -> dict[str, float]:
 def train_here(folder: Path, data: Path, table: str, *flags: str) -> Evaluation:
     words = small_run_flags(data, table, folder, *flags)
     return train.main(train.parse_args(words)[0], SINGLE_PROCESS)
-
-
-def killed() -> None:
-    register()
-    test_resume.killed()
 
 
 def rows_of(run: Path) -> list[dict[str, str]]:
@@ -147,9 +161,14 @@ def test_l1_is_trained_in_the_epochs_without_mosaic(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--batch -1 --multi-scale --image-weights", "--checkpoint-activations --rect"]
+    "flags", ["--multi-scale --image-weights", "--checkpoint-activations --rect"]
 )
-def test_head_trains_with_flags(tmp_path, table, flags):
+def test_head_trains_with_flags(tmp_path, table, kind, flags):
+    """Memory is measured with the same calls as a step makes: one head of three outputs is
+    enough.
+    """
+    if kind == "auxiliary":
+        flags = flags.replace("--multi-scale", "--batch -1 --multi-scale")
     data = draw_data(tmp_path / "data", 4)
     train_here(tmp_path, data, table, *flags.split(), "--name", "run")
     (row,) = rows_of(tmp_path / "run")
@@ -157,66 +176,74 @@ def test_head_trains_with_flags(tmp_path, table, flags):
     assert float(row["val/box_loss"]) > 0
 
 
-def run_processes(size: int, words: list[str], folder: Path, **faults: str) -> list[int]:
-    """Return the exit codes of a run of `size` processes."""
-    port = free_port()
-    environments = [rank_environment(rank, size, port) if size > 1 else {} for rank in range(size)]
-    with forked(
-        [variables | REGISTERED | faults for variables in environments], words, folder / "io"
-    ) as ranks:
-        codes = [rank.end(300) for rank in ranks]
-        assert set(codes) <= {0, -9}, ranks[0].err[-4000:]
-        return codes
-
-
-def test_head_in_several_processes_matches_single_process(start, folder, table, kind):
-    """Two images a process: in some steps a process has no object. One head is trained in four
-    processes, the others in two; three batches in two epochs.
+@pytest.fixture(scope="module")
+def exact(
+    folder: Path, learn: Callable[[str], Evaluation], tables: dict[str, str]
+) -> dict[str, list[str]]:
+    """By kind: the flags of two epochs of three batches from the learned weights, exact in float64.
+    A batch has two images for each process: in some steps a process has no object.
     """
-    size = 4 if kind == "decoupled" else 2
-    data = draw_data(folder / "few", 3 * size)
-    tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2, **gains_for(kind)}
-    tuning["nominal_batch"] = 4 * size
-    write_hyp(folder / "tune.yaml", "hyp.scratch-low.yaml", **tuning)
+    found = {}
+    for kind, size in PROCESSES.items():
+        learn(kind)
+        data = draw_data(folder / f"few {kind}", 3 * size)
+        tuning = {"lr0": 0.002, "warmup_bias_lr": 0.01, "degrees": 5, "mixup": 0.2}
+        tuning |= {"nominal_batch": 4 * size, **gains_for(kind)}
+        hyp = folder / f"tune {kind}.yaml"
+        write_hyp(hyp, "hyp.scratch-low.yaml", **tuning)
 
-    flags = ["--epochs", "2", "--batch", str(2 * size), "--sync-bn", "--amp", "fp64", "--nosave"]
-    flags += ["--hyp", str(folder / "tune.yaml"), "--weights", str(start / "weights" / "last.pt")]
-    train_here(folder, data, table, *flags, "--name", "one")
-    assert checkpoint_file.load(folder / "one" / "weights" / "last.pt")["ema_updates"] >= 2
+        words = f"--epochs 2 --batch {2 * size} --sync-bn --amp fp64 --nosave"
+        files = ["--hyp", str(hyp), "--weights", str(weights_of(folder / kind))]
+        found[kind] = small_run_flags(data, tables[kind], folder, *words.split(), *files)
+    return found
 
-    words = small_run_flags(data, table, folder, *flags, "--name", "several")
-    assert run_processes(size, words, folder) == [0] * size
-    differences = state_differences(folder / "one", folder / "several")
+
+@pytest.fixture(scope="module")
+def several(folder: Path, exact: dict[str, list[str]]) -> Path:
+    """The folder of runs in several processes, by kind. The processes train one head after
+    another.
+    """
+    for size in sorted({*PROCESSES.values()}):
+        works: dict[str, PlainDict] = {
+            kind: {"work": "trains", "flags": exact[kind]}
+            for kind in KINDS
+            if PROCESSES[kind] == size
+        }
+        launch(folder / "several", size, works, variables=REGISTERED)
+    return folder / "several"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
+def test_head_in_several_processes_matches_single_process(several, exact, folder, kind):
+    """One head is trained in four processes, the others in two."""
+    one = folder / "one" / kind
+    words = [*exact[kind], "--project", str(one.parent), "--name", kind]
+    train.main(train.parse_args(words)[0], SINGLE_PROCESS)
+    assert checkpoint_file.load(one / "weights" / "last.pt")["ema_updates"] >= 2
+
+    differences = state_differences(one, several / kind)
     assert max(differences.values()) < TOLERANCE["fp64"], differences
-    for one, several in zip(rows_of(folder / "one"), rows_of(folder / "several"), strict=True):
-        assert {name: float(one[name]) for name in one if name != "time"} == pytest.approx(
-            {name: float(several[name]) for name in several if name != "time"}, rel=1e-4
+    for row, other in zip(rows_of(one), rows_of(several / kind), strict=True):
+        assert {name: float(row[name]) for name in row if name != "time"} == pytest.approx(
+            {name: float(other[name]) for name in other if name != "time"}, rel=1e-4
         )
 
 
-@pytest.fixture
-def attempt(table: str, tmp_path: Path) -> Callable[..., list[int]]:
-    """attempt(name, at=instant): start a run of two epochs with two batches each, or resume it from
-    its last checkpoint, and return its exit codes.
-    """
+def test_stopped_run_resumes_with_same_bits(table, tmp_path, monkeypatch):
+    """In the middle of an epoch; test_resume.py kills a process at every instant."""
+    many_steps_here(monkeypatch)
     data = draw_data(tmp_path / "data", 4)
+    words = ["--epochs", "2", "--batch", "2", "--save-minutes", "1e-9", "--exist-ok", "--name"]
+    last = tmp_path / "broken" / "weights" / "last.pt"
 
-    def one(name: str, at: str = "0 nowhere 1") -> list[int]:
-        own = f"--epochs 2 --batch 2 --name {name} --exist-ok --save-minutes 1e-9"
-        words = small_run_flags(data, table, tmp_path, *own.split())
-        last = tmp_path / name / "weights" / "last.pt"
-        resume = ["--resume", str(last)] if last.exists() else []
-        fault = {"KESTREL_FAULT": "tests.test_second_head:killed", "KESTREL_INSTANT": at}
-        return run_processes(1, [*words, *resume], tmp_path, **fault)
-
-    return one
-
-
-def test_killed_run_resumes_with_same_bits(attempt, tmp_path):
-    """In the middle of an epoch; test_resume.py kills at every instant."""
-    assert attempt("straight") == [0]
-    assert attempt("broken", "0 before a step 2") == [-9]
-    halfway = checkpoint_file.load(tmp_path / "broken" / "weights" / "last.pt")
+    with monkeypatch.context() as patch:
+        stop_before_step(2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(tmp_path, data, table, *words, "broken")
+    halfway = checkpoint_file.load(last)
     assert (halfway["epoch"], halfway["batch"]) == (0, 1)
-    assert attempt("broken") == [0]
+
+    # In this order: what a run leaves in this process is that of the whole one.
+    train_here(tmp_path, data, table, *words, "straight")
+    train_here(tmp_path, data, table, *words, "broken", "--resume", str(last))
     assert_same_bits(tmp_path / "straight", tmp_path / "broken")

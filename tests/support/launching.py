@@ -6,6 +6,7 @@ training, KESTREL_LATE is the rank that starts 1.5 seconds late, KESTREL_LINGER 
 seconds a process takes to exit.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -280,6 +281,7 @@ def prepare_forked(environment: Mapping[str, str], folder: Path) -> None:
     assert sys.modules.keys() >= {*PRELOADED}, (
         "the fork server skips a module that it cannot import"
     )
+    gc.freeze()  # garbage collections would copy, and look at, a million objects of the imports
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))

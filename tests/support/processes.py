@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -88,18 +88,29 @@ def draw_data(root: Path, count: int = 12) -> Path:
 
 
 def launch(
-    folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 600, **flags: Any
+    folder: Path,
+    size: int,
+    works: dict[str, PlainDict],
+    *,
+    seconds: float = 600,
+    variables: Mapping[str, str] | None = None,
+    **flags: Any,
 ) -> dict[str, list]:
     """Run tasks in `size` processes; returns results by name and rank. works: name -> task of
-    TASKS, its arguments.
+    TASKS, its arguments. variables: of the environment of each process.
     """
-    with launching(folder, size, works, **flags) as finish:
+    with launching(folder, size, works, variables=variables, **flags) as finish:
         return finish(seconds)
 
 
 @contextlib.contextmanager
 def launching(
-    folder: Path, size: int, works: dict[str, PlainDict], **flags: Any
+    folder: Path,
+    size: int,
+    works: dict[str, PlainDict],
+    *,
+    variables: Mapping[str, str] | None = None,
+    **flags: Any,
 ) -> Iterator[Callable[..., dict[str, list]]]:
     """Start what `launch` runs; finish(seconds) waits for it and returns the results."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +119,7 @@ def launching(
         "works": works,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    environments = [rank_environment(rank, size, 0) for rank in range(size)]
+    environments = [rank_environment(rank, size, 0) | dict(variables or {}) for rank in range(size)]
     with forked(
         environments, [str(folder / "plan.json")], folder, script="tests.support.processes"
     ) as ranks:
@@ -140,6 +151,19 @@ def run_script(arguments: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------------- training
+
+
+def weights_of(run: Path) -> Path:
+    """Write the averaged weights of a run to a file of their own, and return its path.
+
+    Runs start from them sooner than from last.pt: they read the file twice, and all of it.
+    """
+    saved = checkpoint_file.load(run / "weights" / "last.pt")
+    saved["model"] = saved.pop("ema")
+    del saved["optimizer"]
+    file = run / "weights" / "averaged.pt"
+    checkpoint_file.save(file, saved)
+    return file
 
 
 def trains(
