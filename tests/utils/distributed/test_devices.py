@@ -315,6 +315,7 @@ def test_device_descriptions_and_widest_float(machine, monkeypatch):
     properties = types.SimpleNamespace(name="Some GPU", total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     assert describe(GPU) == "CUDA 0 Some GPU, 80 GiB"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert describe(CPU) == "CPU, 1 thread"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert describe(CPU) == "CPU, 8 threads"

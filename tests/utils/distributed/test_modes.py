@@ -12,7 +12,8 @@ from utils.distributed.world import World
 CPU = torch.device("cpu")
 
 
-def test_the_device_of_each_process_is_named():
+def test_the_device_of_each_process_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # which threads need not share
     name = describe(CPU)
     assert describe_mode(World(CPU), shard=False) == [f"device: {name}"]
 
