@@ -1,8 +1,8 @@
 r"""How far apart right ports and ports with a planted fault are in tests/test_families.py.
 
 Claim: for each family, seed and instruction set the median IoU of ten drawn shapes is above
-tests.test_families.LEARNED, and FOUND of them or more are found; with each planted fault one of the
-two is not so.
+tests.test_families.LEARNED, and with each planted fault it is below. What is not noticed, of the
+faults here: a port without a class term whose features happen to tell the colors apart.
 
     python benchmarks/trainings/narrow_families.py --seeds 20 --faults
     ATEN_CPU_CAPABILITY=default python benchmarks/trainings/narrow_families.py --seeds 5 \
@@ -44,13 +44,12 @@ from tests.support.overfitting import (
     NAMES,
     Trained,
     few_steps,
-    found_shapes,
     new_model,
     overfit_family,
     shape_ious,
     write_narrow_table,
 )
-from tests.test_families import FOUND, KEPT, LEARNED
+from tests.test_families import KEPT, LEARNED
 from utils.files.writers import write_json
 from utils.printable import did_you_mean, printable
 from utils.terminal import run_and_exit
@@ -110,21 +109,6 @@ def gains_changed(**gains: float) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def sides_swapped() -> Iterator[None]:
-    """x and y are swapped in the targets, and back in the boxes."""
-    order = [1, 0, 3, 2]
-
-    def of_targets(targets: Tensor) -> Tensor:
-        return torch.cat([targets[:, :2], targets[:, 2:][:, order]], 1)
-
-    def of_boxes(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        return boxes[..., order], scores
-
-    with targets_changed(of_targets), detecting(of_boxes):
-        yield
-
-
 def half_a_cell_off(detector: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     return boxes + min(detector.strides) / 2, scores
 
@@ -143,8 +127,13 @@ def scores_reversed(_: Detector, boxes: Tensor, scores: Tensor) -> tuple[Tensor,
     return boxes, 1 - scores
 
 
-def moved_2_px(targets: Tensor) -> Tensor:
-    targets[:, 2:] += 2
+def moved_4_px(targets: Tensor) -> Tensor:
+    targets[:, 2:] += 4
+    return targets
+
+
+def sides_swapped(targets: Tensor) -> Tensor:
+    targets[:, 2:] = targets[:, [3, 2, 5, 4]]
     return targets
 
 
@@ -161,18 +150,17 @@ DETECTION_FAULTS: dict[str, Fault] = {
     "BGR for RGB": channels_swapped,
 }
 TRAINING_FAULTS: dict[str, Fault] = {
-    "targets 2 px off": lambda: targets_changed(moved_2_px),
+    "targets 4 px off": lambda: targets_changed(moved_4_px),
     "targets of the next image": lambda: targets_changed(of_next_image),
-    "x and y swapped in both": sides_swapped,
+    "x and y swapped in the targets": lambda: targets_changed(sides_swapped),
     "no box term": lambda: gains_changed(box=0.0),
     "no class term": lambda: gains_changed(cls=0.0),
 }
 
 
 def learned(detector: Detector) -> dict[str, float]:
-    """Return the median IoU of a detector, and how many shapes it finds."""
-    ious = shape_ious(detector)
-    return {"iou": median(ious), "found": found_shapes(ious)}
+    """Return the median IoU of a detector."""
+    return {"iou": median(shape_ious(detector))}
 
 
 def right_port(folder: Path, *, family: str, seed: int, faults: bool) -> dict[str, Any]:
@@ -236,7 +224,7 @@ def store(
         return
     with tempfile.TemporaryDirectory() as folder:
         values = run(Path(folder))
-    print(f"{name}: {values['iou']:.3f}, {values['found']} found", flush=True)
+    print(f"{name}: {values['iou']:.3f}", flush=True)
     write_json(file, what | {"values": values})
 
 
@@ -245,19 +233,17 @@ def report(options: argparse.Namespace) -> list[str]:
     stored = [json.loads(file.read_text()) for file in sorted(options.work.glob("*.json"))]
     right = [one for one in stored if one["kind"].startswith("right")]
     lowest = min(one["values"]["iou"] for one in right)
-    fewest = min(one["values"]["found"] for one in right)
     kept = max(one["values"]["kept"] for one in right)
     random = min(one["values"]["random"] for one in right)
     return [
         "# Narrow families on eight drawn images: right ports and planted faults",
         "",
         f"{options.about}, {versions()}, {date.today()}. What tests/test_families.py asks: a "
-        f"median IoU of ten shapes above {LEARNED}, and {FOUND} shapes with an IoU above 0.5.",
+        f"median IoU of ten shapes above {LEARNED}.",
         "",
         command_line(),
         "",
-        f"Right ports, {len(right)} trainings: a median IoU of {lowest:.3f} or more, {fewest} "
-        "shapes or more.",
+        f"Right ports, {len(right)} trainings: a median IoU of {lowest:.3f} or more.",
         "",
         f"Loss after {FEW} steps, as a share of a random model's first: at most {kept:.3f} from "
         f"the checkpoint, at least {random:.3f} from random weights; the test asks for {KEPT}.",
@@ -273,7 +259,7 @@ def report(options: argparse.Namespace) -> list[str]:
 
 
 def right_ports_table(right: Sequence[dict[str, Any]]) -> str:
-    """Return the least median IoU, and shapes found, of each family and setting."""
+    """Return the least median IoU of each family and setting."""
     settings = sorted({one["setting"] for one in right})
     rows = []
     for family in sorted({one["family"] for one in right}):
@@ -284,15 +270,14 @@ def right_ports_table(right: Sequence[dict[str, Any]]) -> str:
             least = "-"
             if values:
                 iou = min(each["iou"] for each in values)
-                found = min(each["found"] for each in values)
-                least = f"{iou:.3f}, {found} ({len(values)} seeds)"
+                least = f"{iou:.3f} ({len(values)} seeds)"
             cells.append(least)
         rows.append(cells)
     return table(["family", *settings], rows)
 
 
 def faults_table(stored: Sequence[dict[str, Any]]) -> str:
-    """Return the greatest median IoU and the most shapes with each planted fault."""
+    """Return the greatest median IoU with each planted fault."""
     planted: dict[str, list[dict[str, float]]] = defaultdict(list)
     for one in stored:
         if one["kind"] in TRAINING_FAULTS:
@@ -304,10 +289,9 @@ def faults_table(stored: Sequence[dict[str, Any]]) -> str:
     rows = []
     for name, values in planted.items():
         iou = max(each["iou"] for each in values)
-        found = max(each["found"] for each in values)
-        missed = sum(each["iou"] > LEARNED and each["found"] >= FOUND for each in values)
-        rows.append([name, len(values), f"{iou:.3f}", found, missed])
-    return table(["fault", "families", "median IoU", "shapes found", "not noticed"], rows)
+        missed = sum(each["iou"] > LEARNED for each in values)
+        rows.append([name, len(values), f"{iou:.3f}", missed])
+    return table(["fault", "families", "median IoU", "not noticed"], rows)
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
