@@ -29,13 +29,14 @@ MAX_PROCESSES = 8  # of up to 2 GB each
 # New objects after which garbage is looked for. Python's 700 costs a compiled loss a fifth of its
 # time.
 GARBAGE_EVERY = 50_000
-# The files that take more than a minute, longest first.
+# The files that take a minute or more beside two others, longest first.
 LONGEST = (
     "test_families.py",
     "test_docs.py",
-    "test_export_formats.py",
+    "test_failures.py",
     "test_processes.py",
-    "test_no_network.py",
+    "test_resume.py",
+    "test_compiled_loss.py",
 )
 
 
