@@ -80,6 +80,7 @@ class Recipe(NamedTuple):
 # By what a family's name starts with; the first that fits.
 RECIPES = {
     "rtmdet": Recipe(60, 0.02),
+    "yolo11": Recipe(36, 0.01),
     "yolo26": Recipe(60, 0.01),
     "yolov3-tiny": Recipe(60, 0.02),
     "yolov3": Recipe(62, 0.02),
