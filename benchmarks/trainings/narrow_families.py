@@ -270,7 +270,8 @@ def right_ports_table(right: Sequence[dict[str, Any]]) -> str:
             least = "-"
             if values:
                 iou = min(each["iou"] for each in values)
-                least = f"{iou:.3f} ({len(values)} seeds)"
+                seeds = {one["seed"] for one in same}
+                least = f"{iou:.3f} ({len(seeds)} seeds)"
             cells.append(least)
         rows.append(cells)
     return table(["family", *settings], rows)
