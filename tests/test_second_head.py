@@ -167,8 +167,8 @@ def test_head_trains_with_flags(tmp_path, table, kind, flags):
     """Memory is measured with the same calls as a step makes: one head of three outputs is
     enough.
     """
-    if kind == "auxiliary":
-        flags = flags.replace("--multi-scale", "--batch -1 --multi-scale")
+    if kind == "auxiliary" and "--multi-scale" in flags:
+        flags += " --batch -1"
     data = draw_data(tmp_path / "data", 4)
     train_here(tmp_path, data, table, *flags.split(), "--name", "run")
     (row,) = rows_of(tmp_path / "run")

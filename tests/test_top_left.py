@@ -38,7 +38,7 @@ Rows = dict[tuple[str, int], np.ndarray]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread_for_both() -> Iterator[None]:
     """val.py computes with all cores, detect.py shares them among its threads: that rounds in
     another way, and of many boxes another one is the last that is kept.
     """

@@ -565,13 +565,12 @@ def growth_over_epochs(folder: Path) -> list[int]:
     return [after - then for after, then in zip(private_kb(), before, strict=True)]
 
 
-# In a forked process: what it shares with others is not private, and no garbage collection writes
-# to it.
+# In a forked process: what it shares with others is not private, and its garbage collections do not
+# write to it.
 GROWTH = """
-import gc, sys
+import sys
 from pathlib import Path
 from tests.data.test_cache import growth_over_epochs
-gc.freeze()
 print(growth_over_epochs(Path(sys.argv[1])))
 """
 

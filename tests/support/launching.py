@@ -357,18 +357,18 @@ def forked_script(command: Sequence[str], folder: Path) -> ForkedProcess:
     assert Path(script) in (ROOT / "train.py", ROOT / "val.py")
     folder.mkdir(parents=True, exist_ok=True)
     process = fork_server().Process(
-        target=run_forked_script, args=(Path(script).stem, words, folder)
+        target=run_script_in_fork, args=(Path(script).stem, {}, words, folder)
     )
     process.start()
     return ForkedProcess(process)
 
 
-def run_forked_script(
-    script: str, words: list[str], folder: Path, environment: Mapping[str, str] | None = None
+def run_script_in_fork(
+    script: str, environment: Mapping[str, str], words: list[str], folder: Path
 ) -> None:
     """Run train.py or val.py in this forked process; its output is in files of `folder`."""
     os.setsid()
-    prepare_forked(environment or {}, folder)
+    prepare_forked(environment, folder)
     run(script, words)
 
 
@@ -391,7 +391,7 @@ def forked_launcher(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
     environment = {**inherited, "PYTHONWARNINGS": "ignore", **variables}
     process = fork_server().Process(
-        target=run_forked_launcher, args=(module, environment, list(words), folder)
+        target=run_launcher_in_fork, args=(module, environment, list(words), folder)
     )
     process.start()
     job = Job(ForkedProcess(process), folder)
@@ -404,7 +404,7 @@ def forked_launcher(
             os.kill(pid, signal.SIGKILL)
 
 
-def run_forked_launcher(
+def run_launcher_in_fork(
     module: str, environment: Mapping[str, str], words: list[str], folder: Path
 ) -> None:
     """Run torch's launcher in this forked process; its output is in files of `folder`."""

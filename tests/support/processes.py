@@ -88,18 +88,12 @@ def draw_data(root: Path, count: int = 12) -> Path:
 
 
 def launch(
-    folder: Path,
-    size: int,
-    works: dict[str, PlainDict],
-    *,
-    seconds: float = 600,
-    variables: Mapping[str, str] | None = None,
-    **flags: Any,
+    folder: Path, size: int, works: dict[str, PlainDict], *, seconds: float = 600, **settings: Any
 ) -> dict[str, list]:
     """Run tasks in `size` processes; returns results by name and rank. works: name -> task of
-    TASKS, its arguments. variables: of the environment of each process.
+    TASKS, its arguments. settings: those of `launching`.
     """
-    with launching(folder, size, works, variables=variables, **flags) as finish:
+    with launching(folder, size, works, **settings) as finish:
         return finish(seconds)
 
 
@@ -112,7 +106,10 @@ def launching(
     variables: Mapping[str, str] | None = None,
     **flags: Any,
 ) -> Iterator[Callable[..., dict[str, list]]]:
-    """Start what `launch` runs; finish(seconds) waits for it and returns the results."""
+    """Start what `launch` runs; finish(seconds) waits for it and returns the results.
+
+    variables: of the environment of each process. flags: of Launch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plan = {
         "launch": {"device": "cpu", "dist_url": f"file://{folder}/store", **flags},

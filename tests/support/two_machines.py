@@ -42,7 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.launching import PRELOADED, run_forked_launcher, run_forked_script
+from tests.support.launching import PRELOADED, run_launcher_in_fork, run_script_in_fork
 
 ROOT = Path(__file__).parents[2]
 NOT_SUPPORTED = 77
@@ -230,9 +230,9 @@ def run_on_machine(
     if launcher:
         script = str(ROOT / "train.py")
         module = "torch.distributed.run"
-        run_forked_launcher(module, variables, [*launcher, script, *words], folder)
+        run_launcher_in_fork(module, variables, [*launcher, script, *words], folder)
     else:
-        run_forked_script("train", list(words), folder, variables)
+        run_script_in_fork("train", variables, list(words), folder)
 
 
 def rendezvous_arguments(number: int, way: str) -> tuple[list[str], dict[str, str]]:
@@ -295,7 +295,9 @@ class ScenarioSetup:
         if not machine.folder.exists():
             machine.folder.mkdir(parents=True)
             words = self.train(*flags)
-            process = FORK.Process(target=run_forked_script, args=("train", words, machine.folder))
+            process = FORK.Process(
+                target=run_script_in_fork, args=("train", {}, words, machine.folder)
+            )
             process.start()
             process.join()
         return machine

@@ -74,6 +74,8 @@ def slow_loss(
     """Compute the terms without gains, one prediction at a time, with torch's and torchvision's
     losses.
     """
+    from torchvision.ops import complete_box_iou_loss
+
     rows = torch.cat([level.flatten(1, 2) for level in maps], 1)
     places = [
         (column + 0.5, row + 0.5, stride)
@@ -91,8 +93,6 @@ def slow_loss(
                 slow_distance(rows[image, n], bins, side) for side in range(4)
             )
             boxes[image, n] = torch.stack([x - left, y - top, x + right, y + bottom])
-    from torchvision.ops import complete_box_iou_loss
-
     smallest = 16.0 if bins == 1 else 0.0
     in_pixels = (boxes * strides).detach()
     found = slow_task_aligned(
